@@ -1,0 +1,131 @@
+"""The plan: everything that the runtime reads, as frozen dataclasses that go to JSON and back.
+
+Knows no torch and no files; `link` makes it, passes change it, `plan.json` holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from masflow.compiler.graph import Graph
+from masflow.errors import Where
+from masflow.spec.experiment import Algorithm, Eval, Train, WarmStart
+from masflow.spec.mapping import ConfigBase, Lora, Optimizer
+from masflow.spec.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class PolicyIR:
+    """A trainable unit: a full model, or one (model, adapter)."""
+
+    name: str
+    """`MODEL` or `MODEL/ADAPTER`."""
+    model: str
+    adapter: str | None
+    roles: tuple[str, ...]
+    """Qualified member names (`planner`, `team/worker`, `debater_0`)."""
+    train: bool
+    optimizer: Optimizer
+    init: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelIR:
+    """One physical model, resolved once and completely."""
+
+    name: str
+    base: str | ConfigBase | None
+    base_hash: str
+    """Of a config: of its JSON and its tokenizer files; of a folder: of its config and weight names and sizes."""
+    train: Literal["full", "lora", "frozen"]
+    policies: tuple[PolicyIR, ...]
+    lora: Lora = field(default_factory=Lora)
+    context: int | None = None
+    dtype: str = "auto"
+    where: Where = field(default=Where(), compare=False)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(role for policy in self.policies for role in policy.roles)
+
+
+@dataclass(frozen=True)
+class SourceIR:
+    """One file or hub id of a split."""
+
+    path: str
+    """Absolute for files."""
+    hash: str = ""
+    split: str | None = None
+    weight: float = 1.0
+    is_file: bool = True
+
+
+@dataclass(frozen=True)
+class GroupIR:
+    """One baseline: which turns are compared with which, and how many of them are expected."""
+
+    key: tuple[str, ...]
+    """(`task`, role, node path)."""
+    expected_size: int
+    role: str
+    node: str
+
+
+@dataclass(frozen=True)
+class SamplerIR:
+    """How episodes are drawn; a pass may replace it."""
+
+    kind: str = "trajectories"
+    samples: int = 8
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StageIR:
+    """One stage of the training step and the operator that fills it."""
+
+    name: str
+    op: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+STAGES = ("sample", "score", "credit", "group", "advantage", "select", "update", "evolve")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled experiment. `workflows[root]` is the team; other entries are its sub-workflows."""
+
+    root: str
+    workflows: dict[str, Graph]
+    models: tuple[ModelIR, ...] = ()
+    policy_of: dict[str, str] = field(default_factory=dict)
+    """Qualified member name → policy name."""
+    data: dict[str, tuple[SourceIR, ...]] = field(default_factory=dict)
+    """Split → sources (`train`, `eval`, …, `warm_start`)."""
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    warm_start: WarmStart | None = None
+    init: str | None = None
+    train: Train = field(default_factory=Train)
+    eval: Eval = field(default_factory=Eval)
+    runtime: Runtime = field(default_factory=Runtime)
+    sampler: SamplerIR = field(default_factory=SamplerIR)
+    stages: tuple[StageIR, ...] = ()
+    groups: tuple[GroupIR, ...] = ()
+    passes: tuple[dict[str, Any], ...] = ()
+    root_dir: str = ""
+    """The project's root, for the paths of user code; not in the digest."""
+    digest: str = ""
+
+    @property
+    def graph(self) -> Graph:
+        return self.workflows[self.root]
+
+    def model(self, name: str) -> ModelIR:
+        return next(m for m in self.models if m.name == name)
+
+    @property
+    def policies(self) -> tuple[PolicyIR, ...]:
+        return tuple(p for m in self.models for p in m.policies)

@@ -1,0 +1,128 @@
+"""The experiment document: puts workflow, mapping, runtime, data, algorithm and schedule together."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from masflow.spec.base import JsonValue, Spec
+from masflow.spec.mapping import ConfigBase, Mapping, Optimizer
+from masflow.spec.runtime import Runtime
+from masflow.spec.workflow import Sampling, Workflow
+
+
+class WorkflowUse(Spec):
+    """A workflow file with its parameters."""
+
+    use: str | Workflow
+    params: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class DataSource(Spec):
+    """Rows from one file or Hugging Face id."""
+
+    path: str
+    split: str | None = None
+    weight: float = Field(1.0, gt=0)
+
+
+Source = str | DataSource | tuple[DataSource | str, ...]
+"""A path or id, the long form, or a mixture."""
+
+
+class Data(Spec):
+    """Where tasks come from."""
+
+    train: Source | None = None
+    eval: Source | None = None
+    extra: dict[str, Source] = Field(default_factory=dict)
+    """Further named splits for `masflow eval --split NAME`."""
+
+
+class WarmStart(Spec):
+    """Supervised training on demonstrations before RL."""
+
+    data: Source
+    steps: int = Field(200, ge=0)
+    batch: int = Field(64, ge=1)
+    """Demonstrated turns of each role in one update."""
+    optimizer: Optimizer = Optimizer(lr=1e-3)
+
+
+class Kl(Spec):
+    """Penalty against a reference: the model at the start of RL."""
+
+    weight: float = Field(0.0, ge=0)
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+
+
+class Algorithm(Spec):
+    """`use` selects a preset whose defaults are the published setting; every other field overrides it."""
+
+    use: Literal["grpo", "rloo"] = "grpo"
+    samples: int | None = Field(None, ge=1)
+    """Episodes a task; default: 8, unless a pass draws them."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature in training, where a role says nothing; the loss divides logits by it too."""
+    advantage: Literal["group_norm", "group_mean", "leave_one_out"] | None = None
+    singleton: Literal["skip", "role_baseline"] = "skip"
+    """What happens to a group of one: no training, or the role's mean over other episodes as its baseline."""
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.2, gt=0)
+    updates_per_step: int = Field(1, ge=1)
+    """Optimizer steps a batch: the batch is split by episodes into that many mini-batches."""
+    turn_loss: Literal["mean", "sum"] = "mean"
+    sum_length: int | None = Field(None, ge=1)
+    """With `turn_loss: sum`: the constant length; default: the role's `max_tokens`."""
+    weight: Literal["episode", "token_mean", "episode_mean"] = "episode"
+    negative_weight: float = Field(1.0, ge=0)
+    """Factor on negative advantages; 0 trains on positive ones alone (biased)."""
+    entropy: float = 0.0
+    kl: Kl = Kl()
+
+
+class Train(Spec):
+    """The schedule of a run."""
+
+    steps: int = Field(100, ge=0)
+    tasks_per_step: int = Field(16, ge=1)
+    eval_every: int | None = Field(None, ge=1)
+    save_every: int | None = Field(None, ge=1)
+    """Default: `eval_every`, else only at the end."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept beside the best and the last."""
+    seed: int = 0
+    shuffle: bool = True
+    patience: int = Field(10, ge=1)
+    """Stop with an error after this many consecutive steps without a learnable group, or with a
+    trainable role that has no trainable turn."""
+    optimizer: Optimizer = Optimizer()
+
+
+class Eval(Spec):
+    """How held-out rows are scored."""
+
+    limit: int | None = Field(None, ge=1)
+    samples: int = Field(0, ge=0)
+    """Sampled episodes a task beside the greedy one."""
+    metric: str | None = None
+    """The reward whose mean is the headline; default: the first trajectory reward, else the first."""
+
+
+class Experiment(Spec):
+    """A whole experiment."""
+
+    workflow: str | WorkflowUse
+    mapping: str | Mapping
+    runtime: str | Runtime = Runtime()
+    base: str | ConfigBase | None = None
+    data: Data = Data()
+    init: str | None = None
+    """`RUN` or `RUN@step`; the warm start is then left out."""
+    warm_start: WarmStart | None = None
+    algorithm: Algorithm = Algorithm()
+    passes: tuple[dict[str, Any], ...] = ()
+    train: Train = Train()
+    eval: Eval = Eval()
+    summary: str = ""

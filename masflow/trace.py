@@ -1,0 +1,208 @@
+"""Turns, trajectories and their outcomes: what an episode leaves behind. The database lives in `masflow.runtime.tracedb`.
+
+Knows neither models nor training. Messages between parts are the frozen classes here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Outcome = Literal[
+    "ok", "malformed", "truncated", "prompt_too_long", "tool_error", "timeout", "limit", "cancelled", "paused", "engine_error"
+]
+OUTCOMES: tuple[str, ...] = Outcome.__args__  # type: ignore[attr-defined]
+
+DEFAULT_POLICY: dict[str, str] = {
+    "ok": "train",
+    "malformed": "train",
+    "truncated": "train",
+    "limit": "train",
+    "prompt_too_long": "train",
+    "cancelled": "mask",
+    "tool_error": "drop_episode",
+    "timeout": "drop_episode",
+    "engine_error": "drop_episode",
+    "paused": "drop_episode",
+}
+"""What training does with a turn, or an episode, of each outcome."""
+
+
+class Step(NamedTuple):
+    """One segment of a path: a node's visit, down to the attempt of a model call.
+
+    `call` is the qualified name of the sub-workflow call that holds it ("" at the top); `item` is an index,
+    a key, or None.
+    """
+
+    call: str
+    node: str
+    visit: int
+    item: int | str | None = None
+    model_call: int = 0
+    attempt: int = 0
+
+
+Path = tuple[Step, ...]
+"""Sub-workflow calls from the outside in, the turn's own segment last."""
+
+
+def path_json(path: Path) -> str:
+    """Canonical JSON `[[call, node, visit, item, model_call, attempt], …]`."""
+    return json.dumps([list(step) for step in path], separators=(",", ":"), ensure_ascii=True)
+
+
+def path_from_json(text: str) -> Path:
+    return tuple(Step(*step) for step in json.loads(text))
+
+
+@dataclass(frozen=True)
+class EpisodeKey:
+    """What makes an episode this one; with a path it gives the seed and the id of a turn."""
+
+    run_seed: int
+    split: str
+    step: int
+    slot: int
+    """Place of the task in the step's batch."""
+    task_id: str
+    sample: int
+    fork: tuple[Any, ...] = ()
+    """(node path, sibling, continuation); empty in base episodes."""
+
+    def seed(self, path: Path) -> int:
+        """Seed of a turn: 63 bits of SHA-256 over the key and the path."""
+        parts = [self.run_seed, self.split, self.step, self.slot, self.task_id, self.sample, list(self.fork)]
+        return _hash63([*parts, path_json(path)])
+
+    def turn_id(self, path: Path) -> str:
+        parts = [self.split, self.step, self.slot, self.sample, list(self.fork), path_json(path)]
+        return f"{_hash63(parts):016x}"
+
+    @property
+    def episode_id(self) -> str:
+        return self.turn_id(())
+
+
+def _hash63(parts: list[Any]) -> int:
+    text = json.dumps(parts, separators=(",", ":"), default=str)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message. `role` is system, user, assistant or tool."""
+
+    role: str
+    content: str
+    turn_id: str | None = None
+    """Of an assistant message: the turn that sampled it, whose exact ids continue the conversation."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One model call. Made by the player from an engine's reply; scored and trained on later."""
+
+    id: str
+    path: Path
+    node: str
+    """Qualified by its sub-workflow calls' nodes: `research/ask`."""
+    role: str
+    """Qualified role, without member: `debater`."""
+    member: str
+    """The mappable name that spoke: `debater_0`; equal to `role` for a plain one."""
+    policy: str
+    superstep: int
+    messages: tuple[Message, ...]
+    text: str
+    value: Any
+    """The parsed reply; None when malformed."""
+    ok: bool
+    """Well-formed."""
+    outcome: str
+    last: bool = True
+    """False for a malformed attempt that was asked again, or a ReAct call before the last."""
+    detail: str = ""
+    """Why it is malformed, or what failed."""
+    parent: str | None = None
+    """The turn whose row this one continues (conversations)."""
+    temperature: float = 1.0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    logprob: float = 0.0
+    """Sum over the reply's tokens, of the distribution sampled from, in nats."""
+    version: int = 0
+    """Of the policy that sampled it."""
+    demonstrated: bool = True
+    """In a replayed demonstration: False when it carries `train: false`."""
+
+    @property
+    def step(self) -> Step:
+        return self.path[-1]
+
+    @property
+    def visit(self) -> int:
+        return self.path[-1].visit
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A recorded result of a tool, call or human node: what replay gives back instead of running it."""
+
+    path: Path
+    kind: Literal["tool", "call", "human"]
+    value: Any
+    error: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+    duration_s: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The names that a reward's templates see at one place of the episode (after that node's visit ended)."""
+
+    node: str
+    path: Path
+    superstep: int
+    names: dict[str, Any]
+    """As `result`, task fields, node names, `state`, `params`, `visits`, `ok`, `raw`, …"""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One finished (or paused) episode."""
+
+    key: EpisodeKey
+    task: dict[str, Any]
+    turns: tuple[Turn, ...]
+    """Sorted by superstep, then path."""
+    effects: tuple[Effect, ...]
+    outcome: str
+    detail: str
+    output: dict[str, Any]
+    names: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Names at the end, for trajectory rewards."""
+    moments: tuple[Moment, ...] = field(default=(), repr=False, compare=False)
+    """Per visit of a node that a reward looks at."""
+    predecessors: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """Turn id → ids of the turns immediately before it in happened-before order."""
+
+    @property
+    def id(self) -> str:
+        return self.key.episode_id
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A trajectory with its rewards. `components[turn id][reward name]` is unweighted; None is unscored."""
+
+    trajectory: Trajectory
+    components: dict[str, dict[str, float | None]]
+    totals: dict[str, float | None]
+    """Turn id → weighted sum (after credit); None when a component is null."""
+    metrics: dict[str, float | None]
+    """Reward name → its value for the trajectory (mean over the turns paid at turn level)."""
+    failures: tuple[str, ...] = ()
+    """Reward functions that raised or ran out of time, with the reason."""
