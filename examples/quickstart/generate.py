@@ -1,9 +1,9 @@
-"""Write the quickstart's corpus, splits and demonstrations from `facts/*.tsv` and the wordings in `relations.json`.
+"""Write the quickstart's corpus, splits and demonstrations from `facts/*.tsv` and `relations.json`.
 
     python examples/quickstart/generate.py [OUT]
 
-Standard library only, and the same bytes on every run: each choice is drawn from a generator seeded by the name of
-what is chosen. Knows nothing of masflow; the files it writes are plain JSON Lines.
+Standard library only, and the same bytes on every run: each choice is drawn from a generator seeded by the
+name of what is chosen. Knows nothing of masflow; the files it writes are plain JSON Lines.
 """
 
 import csv
@@ -77,7 +77,7 @@ def read_facts(relations: dict) -> list[Fact]:
 
 
 def draw_pools(facts: list[Fact]) -> dict[str, set[str]]:
-    """Entities by pool: `select`, `eval`, `novel_select`, `novel_eval`, `spelled`; the others are for training.
+    """Entities by pool: `select`, `eval`, `novel_select`, `novel_eval`, `spelled`; the rest are for training.
 
     An entity can be novel or spelled if its words occur in no other entity's facts. Planets, too few,
     stay in training.
@@ -218,7 +218,7 @@ def two_hop_demo(bridge: Fact, asked: Fact, task: dict, clean: bool) -> dict:
 def write_two_hop(
     out: Path, facts: dict[str, list[Fact]], times: Counter, relations: dict, counts: dict[str, int]
 ) -> None:
-    """`twohop_{train,select,eval,demos,demos_clean}.jsonl`; `facts` are those of each split's own entities."""
+    """`twohop_{train,select,eval,demos,demos_clean}.jsonl`; `facts`: those of each split's own entities."""
 
     def wordings(fact: Fact) -> list[str]:
         return [t for t in relations[fact.relation]["train"] if "the {e}" not in t and "planet" not in t]
