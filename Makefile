@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help train test check format clean
+
+help:
+	@echo "make train   make the environment and train the quickstart team (CPU, minutes)"
+	@echo "make test    make the environment and run the tests"
+	@echo "make check   format, lint and types"
+	@echo "make clean   remove the environment and caches (runs/ stays)"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+train: $(READY)
+	$(BIN)/masflow train examples/quickstart.yaml $(if $(OUT),--out $(OUT))
+
+test: $(READY)
+	$(BIN)/python -m pytest -q
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --warnings
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find masflow tests -name __pycache__ -type d -prune -exec rm -rf {} +
