@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make train` and `make test`.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -16,6 +16,8 @@ help:
 	@echo "make clean   remove the environment and caches (runs/ stays)"
 
 $(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "masflow needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11 train"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
