@@ -192,6 +192,8 @@ class Graph:
     limits: LimitsIR = LimitsIR()
     outcomes: dict[str, str] = field(default_factory=dict)
     """Training policy of each outcome: `train`, `mask` or `drop_episode`; complete."""
+    functions: tuple[FunctionIR, ...] = ()
+    """The functions of `call` nodes and of people's stand-ins, once each."""
     summary: str = ""
     where: Where = field(default=Where(), compare=False)
 
