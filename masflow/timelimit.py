@@ -1,0 +1,99 @@
+"""Call a user's function, plain or async, with a time limit, from any thread.
+
+Each calling thread keeps one daemon worker (so that a connection opened in a function lives on); a call that
+runs out of time gives its worker up and ends it as far as Python can: code inside C can't be interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import inspect
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["OutOfTime", "call_limited"]
+
+
+class OutOfTime(Exception):
+    """The function didn't return within its limit."""
+
+
+class _Stop(BaseException):
+    """Raised inside a worker that is given up; no `except Exception` of a user holds it."""
+
+
+class _Job:
+    def __init__(self, function: Callable[..., Any], kwargs: dict[str, Any]):
+        self.function, self.kwargs = function, kwargs
+        self.done = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def run(self, runner: asyncio.Runner) -> None:
+        try:
+            value = self.function(**self.kwargs)
+            self.value = runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+        except BaseException as error:  # handed over to the caller, who raises it
+            self.error = error
+        self.done.set()
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=_work, args=(self.jobs,), daemon=True, name="masflow-user-code")
+        self.thread.start()
+
+    def end(self) -> None:
+        """Stop a running job at its next Python instruction; the thread ends by itself afterwards."""
+        ident = self.thread.ident
+        if ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(_Stop))
+        self.jobs.put(None)
+
+    def __del__(self) -> None:
+        self.jobs.put(None)
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    try:
+        with asyncio.Runner() as runner:
+            while (job := jobs.get()) is not None:
+                job.run(runner)
+    except _Stop:
+        return
+
+
+_here = threading.local()
+
+
+def call_limited(function: Callable[..., Any], kwargs: dict[str, Any], timeout_s: float) -> Any:
+    """`function(**kwargs)`, awaited if it is async.
+
+    Args:
+        timeout_s: in seconds, counted from the call.
+    Raises:
+        OutOfTime: nothing came back in time.
+        Exception: whatever the function raised, unchanged.
+    """
+    worker: _Worker | None = getattr(_here, "worker", None)
+    if worker is None or not worker.thread.is_alive():
+        worker = _here.worker = _Worker()
+    job = _Job(function, kwargs)
+    worker.jobs.put(job)
+    if not job.done.wait(timeout_s):
+        _here.worker = None
+        worker.end()
+        raise OutOfTime(f"no result within {timeout_s:g} s")
+    if isinstance(job.error, Exception):
+        raise job.error
+    if job.error is not None:  # SystemExit, KeyboardInterrupt: a user's function may not end the run
+        raise RuntimeError(f"ended with {type(job.error).__name__}: {job.error}") from job.error
+    return job.value
