@@ -45,16 +45,16 @@ MAX_SOURCE = 200_000
 """Characters of one template's source."""
 RESULT = "_value_"
 
-_TEXT_METHODS = """upper lower strip lstrip rstrip split rsplit splitlines startswith endswith find rfind
-    title capitalize casefold isdigit isalpha isalnum isspace islower isupper count index removeprefix removesuffix
-    partition rpartition replace join"""
+_TEXT_METHODS = """upper lower strip lstrip rstrip split rsplit splitlines startswith endswith find
+    rfind title capitalize casefold isdigit isalpha isalnum isspace islower isupper count
+    index removeprefix removesuffix partition rpartition replace join"""
 STR_METHODS = frozenset(_TEXT_METHODS.split())
 DICT_METHODS = frozenset(("items", "keys", "values", "get"))
 _FORBIDDEN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)
 
 
 class Missing(Undefined):
-    """Null that knows its name: false, equal to null, its fields missing too; printing or looping raises."""
+    """Null that knows its name: false, equal to null, its fields missing too; printing it raises."""
 
     __slots__ = ()
     __str__ = __iter__ = __len__ = Undefined._fail_with_undefined_error  # type: ignore[assignment]
