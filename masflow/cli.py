@@ -1,0 +1,243 @@
+"""The command line. Each command imports what it needs itself, so that `check` needs neither torch nor ray.
+
+Exit codes: 0 done, 1 the user's files or data, 2 the command's words, 3 the run failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from masflow.errors import EpisodeError, RunError, SpecError
+
+if TYPE_CHECKING:
+    from masflow.compiler.plan import Plan
+
+app = typer.Typer(
+    help="Declare a team of language-model agents; train all of its models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Experiment = Annotated[Path, typer.Argument(help="An experiment document, e.g. examples/quickstart.yaml.")]
+MappingFile = Annotated[Path | None, typer.Option("--mapping", help="Another mapping document.")]
+RuntimeFile = Annotated[Path | None, typer.Option("--runtime", help="Another runtime document.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value, e.g. train.steps=20.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/<name>-<time>.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of the run's folder.")]
+Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="A run, RUN@step, or a checkpoint's folder.")]
+
+
+def main() -> None:
+    """The program `masflow`."""
+    from masflow.runtime.rundir import Interrupted
+
+    try:
+        app()
+    except SpecError as error:
+        _fail(str(error), 1)
+    except (RunError, EpisodeError) as error:
+        _fail(f"error: {error}", 3)
+    except (Interrupted, KeyboardInterrupt) as error:
+        _fail(f"interrupted{': ' + str(error) if str(error) else ''}", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+def _fail(text: str, code: int) -> None:
+    print(text, file=sys.stderr)
+    raise SystemExit(code)
+
+
+@app.callback()
+def _root() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def overrides_of(pairs: list[str] | None) -> dict[str, str]:
+    """`["train.steps=20"]` → `{"train.steps": "20"}`; a pair without `=` is a wrong use of the command."""
+    found = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"'{pair}' isn't KEY=VALUE", param_hint="--set")
+        found[key.strip()] = value
+    return found
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on standard output."""
+    print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+
+
+def compile_plan(experiment: Path, mapping: Path | None, runtime: Path | None, overrides: dict[str, str]) -> Plan:
+    """The plan of an experiment with the command's changes. Raises SpecError."""
+    from masflow.compiler import compile_experiment
+
+    return compile_experiment(experiment, mapping=mapping, runtime=runtime, overrides=overrides)
+
+
+@contextmanager
+def threads_of(plan: Plan) -> Iterator[None]:
+    """Fixed threads, and quiet libraries, before a model is touched."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(plan.runtime.threads))
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import torch
+
+    torch.set_num_threads(plan.runtime.threads)
+    yield
+
+
+@app.command()
+def check(paths: Annotated[list[Path], typer.Argument(help="Documents or folders.")], json_: Json = False) -> None:
+    """Compile documents and print every problem; exit 0 when there is none, else 1."""
+    from dataclasses import asdict
+
+    from masflow import compiler
+    from masflow.project import find_documents
+
+    files = [file for path in paths for file in find_documents(path)]
+    problems = [problem for file in files for problem in compiler.check(file)]
+    if json_:
+        print_json({"files": len(files), "problems": [asdict(problem) for problem in problems]})
+    else:
+        for problem in problems:
+            print(problem)
+        print(f"{len(files)} files, {len(problems)} problems" if problems else f"{len(files)} files, no problem")
+    if problems or not files:
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    experiment: Experiment,
+    mapping: MappingFile = None,
+    runtime: RuntimeFile = None,
+    set_: Overrides = None,
+    format_: Annotated[Literal["text", "json", "mermaid"], typer.Option("--format")] = "text",
+    passes: Annotated[bool, typer.Option("--passes", help="Show what each pass changed.")] = False,
+) -> None:
+    """Print the plan: graph, models, sampler, groups with their expected sizes, rewards, stages."""
+    from masflow.compiler.explain import explain as explained
+
+    plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
+    print(explained(plan, format_, passes=passes))
+
+
+@app.command()
+def train(
+    experiment: Experiment,
+    mapping: MappingFile = None,
+    runtime: RuntimeFile = None,
+    set_: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train this many seeds, one after the other.")] = 1,
+    json_: Json = False,
+) -> None:
+    """Warm start, held-out score, reinforcement learning, held-out score."""
+    from masflow.runtime.launch import launch
+
+    launch(experiment, mapping, runtime, overrides_of(set_), out, resume, seeds=seeds, as_json=json_)
+
+
+@app.command()
+def sft(
+    experiment: Experiment,
+    mapping: MappingFile = None,
+    runtime: RuntimeFile = None,
+    set_: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1)] = 1,
+    json_: Json = False,
+) -> None:
+    """Only the warm start: supervised training on the experiment's demonstrations."""
+    from masflow.runtime.launch import launch
+
+    changes = overrides_of(set_)
+    launch(experiment, mapping, runtime, changes, out, resume, seeds=seeds, as_json=json_, only_warm_start=True)
+
+
+@app.command("eval")
+def eval_(
+    experiment: Experiment,
+    checkpoint: Checkpoint = None,
+    mapping: MappingFile = None,
+    runtime: RuntimeFile = None,
+    set_: Overrides = None,
+    split: Annotated[str, typer.Option(help="A split of the experiment's data.")] = "eval",
+    limit: Annotated[int | None, typer.Option(min=1, help="The first rows only.")] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Sampled episodes a task, beside the greedy one.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Score held-out rows: greedy, and the mean over samples with a bootstrap interval."""
+    from masflow.runtime.launch import evaluate_checkpoint
+    from masflow.runtime.report import eval_text
+
+    plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
+    result = evaluate_checkpoint(plan, checkpoint, split, limit, samples)
+    if json_:
+        print_json(result)
+    else:
+        print(eval_text(result))
+
+
+@app.command()
+def run(
+    experiment: Experiment,
+    task: Annotated[str | None, typer.Option("--task", help="The task as JSON; default: the first held-out row.")] = None,
+    checkpoint: Checkpoint = None,
+    mapping: MappingFile = None,
+    runtime: RuntimeFile = None,
+    set_: Overrides = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Continue a paused episode by its id.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Where paused episodes are kept.")] = Path("runs/episodes"),
+    json_: Json = False,
+) -> None:
+    """Play one episode and print it."""
+    from masflow.runtime.launch import run_episode
+    from masflow.runtime.report import trajectory_json, trajectory_text
+
+    plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
+    scored = run_episode(plan, task, checkpoint, resume, out)
+    if json_:
+        print_json(trajectory_json(scored))
+    else:
+        print(trajectory_text(scored))
+    if scored.trajectory.outcome == "paused":
+        print(f"paused; continue with --resume {scored.trajectory.id}", file=sys.stderr)
+
+
+@app.command()
+def ls(json_: Json = False) -> None:
+    """List the workflows, mappings, runtimes and experiments of this project and of the library."""
+    from masflow.library import list_content
+    from masflow.project import find_root
+
+    found = list_content(find_root(Path.cwd()))
+    if json_:
+        print_json(found)
+        return
+    from masflow.runtime.report import content_text
+
+    print(content_text(found))
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="A new or empty folder.")]) -> None:
+    """Copy the library's workflows, mappings, rewards and examples into a folder to edit."""
+    from masflow.library import copy_library
+
+    copy_library(folder)
+    print(f"copied the library to {folder}; try: cd {folder} && masflow train examples/quickstart.yaml")

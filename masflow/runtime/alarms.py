@@ -1,0 +1,73 @@
+"""What a run says or stops for when it looks as if nothing can be learned (silent failures made loud)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import fmean, pstdev
+
+from masflow.runtime.training import Work
+
+PROBE_FRAC = 0.9
+ALARM_FRAC = 0.5
+
+
+def truncation(work: Work) -> list[str]:
+    """Warnings for roles whose replies run into their token budget.
+
+    Before the first update this is the length probe: nearly all replies cut means that nothing will be learned.
+    """
+    cut: dict[str, list[bool]] = defaultdict(list)
+    for one in work.trajectories:
+        for turn in one.turns:
+            cut[turn.role].append(turn.outcome == "truncated")
+    found = []
+    for role, flags in sorted(cut.items()):
+        frac = sum(flags) / len(flags)
+        if work.step == 1 and frac >= PROBE_FRAC:
+            found.append(
+                f"length probe: {frac:.0%} of the replies of '{role}' are cut at its token budget before training has"
+                f" begun; raise its reply.max_tokens, or teach it to stop (warm_start)"
+            )
+        elif frac >= ALARM_FRAC:
+            found.append(f"more than half of the replies of '{role}' are cut at its token budget (reply.max_tokens)")
+    return found
+
+
+def idle(work: Work, counts: dict[str, int]) -> str:
+    """Count steps in which nothing could be learned; the reason to stop once `train.patience` is reached, else "".
+
+    Args:
+        counts: `groups` and `role NAME` → consecutive idle steps; changed in place. Counted before selection.
+    """
+    assert work.batch is not None
+    trained = {role for policy in work.team.trained() for role in policy.roles}
+    spoken = {turn.member for rows in [work.trajectories] for one in rows for turn in one.turns}
+    rows = {row.turn_id for rows in work.batch.rows.values() for row in rows}
+    learnable = bool(work.batch.stats.get("learnable_group_frac", 0.0))
+    trainable = work.batch.trainable_members
+    seen = {"groups": learnable, **{f"role {role}": role in trainable for role in sorted(trained)}}
+    for name, alive in seen.items():
+        counts[name] = 0 if alive else counts.get(name, 0) + 1
+    patience = work.plan.train.patience
+    over = [name for name in seen if counts[name] >= patience]
+    if not over:
+        return ""
+    counts.update(dict.fromkeys(over, 0))
+    return _why(work, over, patience, spoken, len(rows))
+
+
+def _why(work: Work, over: list[str], patience: int, spoken: set[str], num_rows: int) -> str:
+    if "groups" not in over:
+        names = [name.removeprefix("role ") for name in over]
+        silent = [name for name in names if name not in spoken]
+        why = "never speaks" if silent else "has only turns without a reward, masked or dropped ones"
+        return f"for {patience} steps in a row the trainable role '{(silent or names)[0]}' had no trainable turn: it {why}"
+    totals = [t for one in work.scored for t in one.totals.values() if t is not None]
+    if not totals:
+        failures = sorted({text for one in work.scored for text in one.failures})
+        why = f"no turn has a reward ({failures[0]})" if failures else "no turn has a reward"
+    elif pstdev(totals) == 0:
+        why = f"every turn got the same reward, {fmean(totals):g}"
+    else:
+        why = f"within every group all rewards are equal (mean {fmean(totals):g}); more samples, or easier tasks, would differ"
+    return f"for {patience} steps in a row no group was learnable: {why}"

@@ -1,0 +1,338 @@
+"""The hub: warm start, held-out score, then step after step until the run's end; reads from top to bottom.
+
+Holds text, ids and scalars, never token tensors. What a step does stands in `training`, what a run's folder is in `rundir`.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from masflow.compiler import dump_plan
+from masflow.compiler.plan import Plan
+from masflow.compiler.rows import Task, load_tasks, read_rows
+from masflow.errors import RunError
+from masflow.runtime import alarms, checkpoints
+from masflow.runtime import evaluate as evaluation
+from masflow.runtime.checkpoints import RunState, writing
+from masflow.runtime.rundir import Interrupted, RunDir, StopFlag
+from masflow.runtime.schedule import stable_seed
+from masflow.runtime.supervised import warm_start
+from masflow.runtime.team import Team
+from masflow.runtime.tracedb import TraceDb
+from masflow.runtime.training import Work, run_stages, step_record
+from masflow.tools import ToolBox
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+"""(kind, facts): start, warm_start, eval_progress, eval, stage, train, warning, checkpoint, end."""
+SAVE_WARM_EVERY_S = 60.0
+
+
+@dataclass
+class Run:
+    """One run while it goes on; made by `train`, handed to the functions below."""
+
+    plan: Plan
+    dir: RunDir
+    team: Team
+    toolbox: ToolBox
+    trace: TraceDb
+    state: RunState
+    stop: StopFlag
+    on_event: OnEvent
+    saved: RunState | None = None
+    warned: set[str] = field(default_factory=set)
+
+    def record(self, record: dict[str, Any]) -> None:
+        self.dir.append(record)
+        self.on_event(record["kind"], record)
+
+    def warn(self, warning: str) -> None:
+        if warning not in self.warned:
+            self.warned.add(warning)
+            self.on_event("warning", {"message": warning})
+
+    def save(self) -> Path:
+        self.state.metrics_bytes = self.dir.metrics_bytes()
+        groups: dict[str, checkpoints.Saver] = dict(self.team.groups)
+        with writing("a checkpoint", self.dir.path):
+            place = checkpoints.save(self.dir.checkpoints, self.state, groups)
+            checkpoints.prune(self.dir.checkpoints, self.plan.train.keep, best_step(self.plan, self.state))
+        self.saved = copy.deepcopy(self.state)
+        self.on_event("checkpoint", {"path": str(place), "step": self.state.step})
+        return place
+
+
+def train(
+    plan: Plan,
+    out: Path,
+    resume: bool = False,
+    on_event: OnEvent = lambda kind, facts: None,
+    *,
+    stop: StopFlag | None = None,
+    only_warm_start: bool = False,
+    experiment_text: str = "",
+) -> dict[str, Any]:
+    """Run a plan in the folder `out`, from its beginning or from its last checkpoint.
+
+    Args:
+        on_event: told what happens; never changes it.
+        stop: ask for a stop through it; the run saves a checkpoint and raises Interrupted.
+        only_warm_start: end after the warm start and the evaluation that follows it (`masflow sft`).
+        experiment_text: the resolved experiment, kept beside the plan.
+    Returns:
+        `{"steps", "eval_before", "eval_after", "out"}`.
+    Raises:
+        RunError: nothing to do, the folder is taken, another plan's checkpoint, or the run can't go on.
+        Interrupted: stopped on request, with a checkpoint.
+    """
+    stop = stop or StopFlag()
+    folder = RunDir(out)
+    with ExitStack() as stack:
+        stack.enter_context(folder.held())
+        state = open_state(plan, folder, resume, only_warm_start)
+        stack.enter_context(stop.listening())
+        with writing("the plan", folder.path):
+            folder.plan.write_text(dump_plan(plan), encoding="utf-8")
+            if experiment_text:
+                folder.experiment.write_text(experiment_text, encoding="utf-8")
+        seed_globals(plan.train.seed, "start")
+        team = Team(plan, folder.path, stop)
+        stack.callback(team.close)
+        trace = TraceDb(folder.path / "trace.sqlite")
+        stack.callback(trace.close)
+        run = Run(plan, folder, team, ToolBox(plan), trace, state, stop, on_event)
+        try:
+            return go(run, only_warm_start)
+        except Interrupted:
+            if run.saved is None or run.saved != run.state:
+                run.save()
+            raise
+
+
+def go(run: Run, only_warm_start: bool) -> dict[str, Any]:
+    """The run itself, from wherever its state stands."""
+    state, last = run.state, 0 if only_warm_start else run.plan.train.steps
+    announce(run)
+    if not state.warmed:
+        teach(run)
+    tasks, counts = ((), ()) if only_warm_start else training_tasks(run.plan)
+    while True:
+        if due(run, run.plan.train.eval_every, last) and str(state.step) not in state.evals and has_eval(run.plan):
+            held_out(run)
+        if due(run, run.plan.train.save_every or run.plan.train.eval_every, last) and run.saved != state:
+            run.save()
+        if state.step >= last:
+            return finish(run)
+        step(run, tasks, counts)
+
+
+def due(run: Run, every: int | None, last: int) -> bool:
+    """True at the start, at the end, and at every multiple of `every`."""
+    now = run.state.step
+    return now in (0, last) or now > last or (every is not None and now % every == 0)
+
+
+def has_eval(plan: Plan) -> bool:
+    return bool(plan.data.get("eval"))
+
+
+def open_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) -> RunState:
+    """The state that the run begins from; nothing is loaded yet.
+
+    Raises:
+        RunError: the folder is used already, holds nothing to resume, is another plan's, or nothing is left to do.
+    """
+    if not resume:
+        if folder.used():
+            raise RunError(f"{folder.path} holds a run already", "add --resume to continue it, or choose another --out")
+        check_zero(plan, RunState(), only_warm_start)
+        return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
+    if not folder.used():
+        raise RunError(f"{folder.path} holds no run to resume", "leave --resume out, or name the run's folder with --out")
+    place = checkpoints.latest(folder.checkpoints)
+    refuse_other_plan(plan, folder)
+    if place is None:
+        folder.cut_metrics(0)
+        check_zero(plan, RunState(), only_warm_start)
+        return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
+    state = checkpoints.read_state(place)
+    check_zero(plan, state, only_warm_start)
+    folder.cut_metrics(state.metrics_bytes)
+    return state
+
+
+def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
+    """Raises RunError, with the differences, when the folder's run was made from another plan."""
+    import json
+
+    try:
+        old = json.loads(folder.plan.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder.plan} can't be read: {error}", "start again in another folder") from error
+    if old.get("digest") == plan.digest:
+        return
+    found = list(checkpoints.differences(digest_content(json.loads(dump_plan(plan))), digest_content(old)))
+    listed = "\n".join(f"  {line}" for line in found[:12]) + ("\n  …" if len(found) > 12 else "")
+    fix = "resume with the experiment that the run was made from, or start a new run with init:"
+    raise RunError(f"{folder.path} was made from another plan; it differs in\n{listed}", fix)
+
+
+def digest_content(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan's JSON without what may differ between two parts of one run."""
+    free = ("digest", "root_dir", "runtime", "eval")
+    train = {k: v for k, v in plan.get("train", {}).items() if k not in ("steps", "eval_every", "save_every", "keep", "patience")}
+    return {**{k: v for k, v in plan.items() if k not in free}, "train": train}
+
+
+def check_zero(plan: Plan, state: RunState, only_warm_start: bool) -> None:
+    """Raises RunError when the run would do nothing."""
+    warm = plan.warm_start.steps if plan.warm_start is not None and plan.init is None else 0
+    pending = has_eval(plan) and str(state.step) not in state.evals and state.digest != ""
+    if only_warm_start:
+        if warm == 0:
+            raise RunError("the experiment has no warm start to run", "give it warm_start: with data and steps")
+        if state.warmed and not pending:
+            raise RunError("the warm start is done already: nothing is left to do", "train on with masflow train --resume")
+    elif plan.train.steps == 0:
+        raise RunError("train.steps is 0: the run would do nothing", "set train.steps, or use masflow sft for the warm start alone")
+    elif state.step >= plan.train.steps and not pending:
+        message = f"the run has done {state.step} of {plan.train.steps} steps: nothing is left to do"
+        raise RunError(message, f"raise it: --set train.steps={2 * state.step}")
+
+
+def announce(run: Run) -> None:
+    """Load what the state was saved with, or what `init` names."""
+    place = checkpoints.latest(run.dir.checkpoints)
+    groups: dict[str, checkpoints.Saver] = dict(run.team.groups)
+    if place is not None:
+        run.state = checkpoints.restore(place, groups)
+        run.saved = copy.deepcopy(run.state)
+        run.trace.cut(run.state.step)
+    elif run.plan.init is not None:
+        found = checkpoints.find(run.plan.init, (Path.cwd(), Path(run.plan.root_dir)))
+        checkpoints.restore(found, groups)
+        run.team.reset_optimizers()
+    facts = {"models": {name: group.describe() for name, group in run.team.groups.items()}}
+    run.on_event("start", {"out": str(run.dir.path), "step": run.state.step, "resumed": place is not None, **facts})
+
+
+def teach(run: Run) -> None:
+    """The warm start, from where it stands to its end; optimizers begin afresh after it."""
+    saved_at = time.monotonic()
+
+    def on_step(done: int, metrics: dict[str, Any]) -> None:
+        nonlocal saved_at
+        run.state.warm_step = done
+        run.record({"kind": "warm_start", "step": done, "policies": metrics})
+        if time.monotonic() - saved_at > SAVE_WARM_EVERY_S:
+            run.save()
+            saved_at = time.monotonic()
+        run.stop.check()
+
+    warm_start(run.plan, run.team, run.state.warm_step, on_step, run.toolbox)
+    run.team.clear_rows()
+    run.team.reset_optimizers()
+    run.state.warmed = True
+
+
+def held_out(run: Run) -> None:
+    """Score the held-out rows and keep the result under the step."""
+    plan, began = run.plan, time.perf_counter()
+
+    def on_chunk(done: int, total: int) -> None:
+        run.on_event("eval_progress", {"done": done, "total": total})
+
+    found = evaluation.evaluate(
+        plan,
+        run.team,
+        run.toolbox,
+        limit=plan.eval.limit,
+        samples=plan.eval.samples,
+        step=run.state.step,
+        on_chunk=on_chunk,
+    )
+    run.team.clear_rows()
+    run.state.evals[str(run.state.step)] = found
+    seconds = {"total_s": round(time.perf_counter() - began, 4)}
+    run.record({"kind": "eval", "step": run.state.step, **found, "time": seconds})
+
+
+def step(run: Run, tasks: Sequence[Task], counts: tuple[int, ...]) -> None:
+    """One training step; the state moves only when its updates are done."""
+    state, plan = run.state, run.plan
+    seed_globals(plan.train.seed, state.step)
+    work = Work(plan, run.team, run.toolbox, tasks, counts, state.step + 1, state.position)
+
+    def on_stage(work: Work, name: str) -> None:
+        run.on_event("stage", {"step": work.step, "stage": name})
+        if name == "sample":
+            for warning in alarms.truncation(work):
+                run.warn(warning)
+        if name != "update":
+            run.stop.check()
+
+    run_stages(work, on_stage)
+    state.step, state.position = work.step, work.position + plan.train.tasks_per_step
+    record = step_record(work)
+    with writing("trace.sqlite", run.dir.path):
+        run.trace.add_trajectories(work.step, "train", work.scored, work.advantages())
+        run.trace.add_metrics(work.step, record)
+    run.record(record)
+    for failure in {text for one in work.scored for text in one.failures}:
+        run.warn(f"unscored: {failure}")
+    reason = alarms.idle(work, state.idle)
+    if reason:
+        run.save()
+        raise RunError(reason, "see 'batch' and 'roles' in metrics.jsonl; or raise train.patience")
+
+
+def training_tasks(plan: Plan) -> tuple[Sequence[Task], tuple[int, ...]]:
+    """All training tasks, and how many each source has."""
+    if not plan.data.get("train"):
+        raise RunError("the experiment has no training data", "give it data.train")
+    tasks = load_tasks(plan, "train")
+    if not tasks:
+        raise RunError("the training data has no rows", "add rows to data.train")
+    sources = plan.data["train"]
+    if len(sources) == 1:
+        return tasks, (len(tasks),)
+    return tasks, tuple(len(read_rows(source)) for source in sources)
+
+
+def seed_globals(seed: int, step: int | str) -> None:
+    """Give the global generators, which users' functions may draw from, a state that depends on the step alone."""
+    random.seed(stable_seed("globals", seed, step))
+    np.random.seed(stable_seed("numpy", seed, step) % 2**32)
+
+
+def best_step(plan: Plan, state: RunState) -> int | None:
+    """The step with the best held-out headline, the earliest of equals."""
+    scores = {int(at): found["metrics"].get(found["headline"]) for at, found in state.evals.items()}
+    known = {at: value for at, value in scores.items() if value is not None}
+    return max(sorted(known), key=lambda at: known[at]) if known else None
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """The run's result; draws its curves."""
+    from masflow.runtime.curves import draw_curves
+
+    with writing("the curves", run.dir.path):
+        draw_curves(run.dir.records(), run.dir.path / "curves.png", run.dir.path / "curves.svg")
+    evals = run.state.evals
+    result = {
+        "steps": run.state.step,
+        "eval_before": evals.get("0"),
+        "eval_after": evals.get(str(run.state.step)) if run.state.step else None,
+        "out": str(run.dir.path),
+    }
+    run.on_event("end", result)
+    return result

@@ -1,0 +1,157 @@
+"""Held-out scores: greedy, and the mean over sampled episodes with a bootstrap interval; what each role does right.
+
+Plays and scores; never trains.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from masflow.compiler.plan import Plan
+from masflow.compiler.rows import Task, load_tasks
+from masflow.errors import RunError
+from masflow.models.engine import RolloutEngine
+from masflow.rl.score import score
+from masflow.runtime.episodes import play
+from masflow.runtime.player import Player
+from masflow.runtime.schedule import stable_seed
+from masflow.tools import ToolBox
+from masflow.trace import EpisodeKey, Scored
+
+CHUNK = 512
+"""Tasks that are played together at most."""
+
+OnChunk = Callable[[int, int], None]
+"""(episodes done, episodes in all)."""
+
+
+def headline(plan: Plan) -> str:
+    """The reward whose mean is the score of a run."""
+    rewards = plan.graph.rewards
+    named = plan.eval.metric
+    if named is not None:
+        return named
+    team = next((r.name for r in rewards if r.level == "trajectory" and r.weight), None)
+    return team or (rewards[0].name if rewards else "ok")
+
+
+def evaluate(
+    plan: Plan,
+    engine: RolloutEngine,
+    toolbox: ToolBox | None = None,
+    *,
+    split: str = "eval",
+    limit: int | None = None,
+    samples: int = 0,
+    step: int = 0,
+    on_chunk: OnChunk | None = None,
+) -> dict[str, Any]:
+    """Play a split greedily (each role's `sampling.eval`), and `samples` times as in training.
+
+    Args:
+        limit: the first rows only.
+        step: of the run; goes into the seeds of sampled turns.
+    Returns:
+        `episodes, split, headline, metrics, outcomes, roles`, and with samples `sampled` (mean, low, high of the
+        headline: 95 % bootstrap over tasks). Means leave unscored episodes out.
+    Raises:
+        RunError: the split has no rows.
+    """
+    tasks = load_tasks(plan, split)[:limit]
+    if not tasks:
+        raise RunError(f"the split '{split}' has no rows", "name a split with data, or add rows to its file")
+    total = len(tasks) * (1 + samples)
+    done = 0
+    greedy: list[Scored] = []
+    drawn: list[Scored] = []
+    for sample in range(samples + 1):
+        player = Player(plan, toolbox, mode="train" if sample else "eval")
+        for first in range(0, len(tasks), CHUNK):
+            scored = _played(plan, player, engine, tasks, range(first, min(first + CHUNK, len(tasks))), split, step, sample)
+            (drawn if sample else greedy).extend(scored)
+            done += len(scored)
+            if on_chunk is not None:
+                on_chunk(done, total)
+    name = headline(plan)
+    result = {"episodes": len(tasks), "split": split, "headline": name, **summarise(plan, greedy)}
+    if samples:
+        result["sampled"] = interval(_headline_values(drawn, name), samples, plan.train.seed)
+        result["sampled"]["roles"] = summarise(plan, drawn)["roles"]
+    return result
+
+
+def _played(
+    plan: Plan,
+    player: Player,
+    engine: RolloutEngine,
+    tasks: Sequence[Task],
+    slots: range,
+    split: str,
+    step: int,
+    sample: int,
+) -> list[Scored]:
+    states = [
+        player.start(tasks[i].row, EpisodeKey(plan.train.seed, split, step, i, tasks[i].id, sample)) for i in slots
+    ]
+    return score(plan, play(player, states, engine.generate))
+
+
+def _headline_values(scored: Sequence[Scored], name: str) -> dict[int, list[float]]:
+    values: dict[int, list[float]] = defaultdict(list)
+    for one in scored:
+        value = one.metrics.get(name)
+        if value is not None:
+            values[one.trajectory.key.slot].append(value)
+    return values
+
+
+def interval(values: dict[int, list[float]], samples: int, seed: int, resamples: int = 1000) -> dict[str, Any]:
+    """Mean over tasks of their mean, with the 2.5 and 97.5 percentiles of a bootstrap over tasks."""
+    means = [fmean(v) for v in values.values()]
+    if not means:
+        return {"samples": samples, "mean": None, "low": None, "high": None}
+    rng = random.Random(stable_seed("bootstrap", seed))
+    drawn = sorted(fmean(rng.choices(means, k=len(means))) for _ in range(resamples))
+    low, high = drawn[int(0.025 * resamples)], drawn[int(0.975 * resamples) - 1]
+    return {"samples": samples, "mean": fmean(means), "low": low, "high": high}
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of what is known; None when nothing is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def summarise(plan: Plan, scored: Sequence[Scored]) -> dict[str, Any]:
+    """`metrics` by reward, `outcomes` counted, `roles` with each role's own numbers, `unscored` where there are any."""
+    names = [reward.name for reward in plan.graph.rewards]
+    metrics = {name: mean(one.metrics.get(name) for one in scored) for name in names}
+    unscored = sum(bool(one.failures) for one in scored)
+    result: dict[str, Any] = {
+        "metrics": metrics,
+        "outcomes": dict(sorted(Counter(one.trajectory.outcome for one in scored).items())),
+        "roles": roles(scored),
+    }
+    return {**result, "unscored": unscored} if unscored else result
+
+
+def roles(scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+    """Per role: turns, mean of every reward paid to its turns, mean total, malformed and truncated rate, tokens."""
+    found: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for one in scored:
+        for turn in one.trajectory.turns:
+            mine = found[turn.role]
+            mine["reward"].append(one.totals.get(turn.id))
+            mine["malformed_frac"].append(float(not turn.ok and turn.outcome != "cancelled"))
+            mine["truncated_frac"].append(float(turn.outcome == "truncated"))
+            mine["reply_tokens"].append(float(turn.reply_tokens))
+            for name, value in one.components.get(turn.id, {}).items():
+                mine[name].append(value)
+    return {
+        role: {"turns": len(columns["reward"]), **{name: mean(values) for name, values in columns.items()}}
+        for role, columns in sorted(found.items())
+    }

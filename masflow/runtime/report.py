@@ -1,0 +1,154 @@
+"""Results as text for people: evaluations, the end of a run, one episode. Prints nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from masflow.runtime.curves import RATES, own_metrics
+from masflow.runtime.progress import number
+from masflow.trace import Scored, Turn, path_json
+
+
+def table(rows: list[list[str]], indent: str = "  ") -> str:
+    """Columns aligned by blanks; the first one to the left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        indent + "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    )
+
+
+def sampled_text(found: dict[str, Any]) -> str:
+    """`0.79 [0.75, 0.83]`, or a dash."""
+    sampled = found.get("sampled")
+    if not sampled:
+        return "-"
+    return f"{number(sampled['mean'])} [{number(sampled['low'])}, {number(sampled['high'])}]"
+
+
+def eval_text(found: dict[str, Any]) -> str:
+    """An evaluation: rewards, roles, outcomes."""
+    name = found["headline"]
+    lines = [f"{found['episodes']} tasks of '{found['split']}'", f"{name}: {number(found['metrics'].get(name))} greedy"]
+    if "sampled" in found:
+        lines[-1] += f", {sampled_text(found)} over {found['sampled']['samples']} samples a task"
+    lines += ["", table([[key, number(value)] for key, value in found["metrics"].items()])]
+    columns = ["role", "turns", "reward", "malformed_frac", "truncated_frac", "own"]
+    rows = [columns]
+    for role, own in found["roles"].items():
+        mine = "  ".join(f"{key} {number(own[key])}" for key in own_metrics(own, name))
+        rows.append([role, *(number(own.get(key)) for key in columns[1:-1]), mine or "-"])
+    lines += ["", table(rows), "", "outcomes: " + ", ".join(f"{key} {n}" for key, n in found["outcomes"].items())]
+    return "\n".join(lines)
+
+
+def result_text(result: dict[str, Any], experiment: Path) -> str:
+    """The end of a run: held-out scores before and after, where the curve is, what to try next."""
+    out = Path(result["out"])
+    shown = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
+    lines = ["", *scores(result)] if result["eval_before"] or result["eval_after"] else [""]
+    if (out / "curves.png").exists():
+        lines += ["", f"curves   {shown}/curves.png"]
+    lines += [f"run      {shown}", "", "next"]
+    lines += [
+        f"  masflow run {experiment} --checkpoint {shown}      watch the team work on one task",
+        f"  masflow eval {experiment} --checkpoint {shown} --samples 4",
+        f"  masflow train {experiment} --mapping mappings/separate.yaml      one model a role",
+    ]
+    return "\n".join(lines)
+
+
+def scores(result: dict[str, Any]) -> list[str]:
+    """Held-out scores side by side: the team's rewards, then each role's own correctness."""
+    before, after = result["eval_before"] or {}, result["eval_after"] or {}
+    one = after or before
+    name = one["headline"]
+
+    def cells(label: str, old: Any, new: Any) -> list[str]:
+        return [label, number(old), number(new)]
+
+    rows = [["", "before", "after"]]
+    rows.append(cells(f"team {name}, greedy", *(e.get("metrics", {}).get(name) for e in (before, after))))
+    if "sampled" in one:
+        rows.append([f"team {name}, sampled", *(sampled_text(e) for e in (before, after))])
+    for role, found in one["roles"].items():
+        for metric in own_metrics(found, name):
+            values = (e.get("roles", {}).get(role, {}).get(metric) for e in (before, after))
+            rows.append(cells(f"{role} {metric}", *values))
+    shown = {key for found in one["roles"].values() for key in found} | set(RATES)
+    for metric in one["metrics"]:
+        if metric != name and metric not in shown:
+            rows.append(cells(metric, *(e.get("metrics", {}).get(metric) for e in (before, after))))
+    return [f"held out, {one['episodes']} tasks", table(rows)]
+
+
+def turn_text(turn: Turn, rewards: dict[str, float | None], total: float | None) -> str:
+    """One turn: who, what it read, what it said, what it was paid."""
+    step = turn.step
+    place = f"{turn.node}" + (f" #{step.visit}" if step.visit > 1 else "")
+    place += f" [{step.item}]" if step.item is not None else ""
+    head = f"── {place} · {turn.member} ({turn.policy}) · {turn.outcome} · {turn.prompt_tokens}+{turn.reply_tokens} tokens"
+    lines = [head]
+    for message in turn.messages:
+        lines += [f"  {message.role}: " + message.content.replace("\n", "\n    ")]
+    lines.append("  reply: " + turn.text.replace("\n", "\n    "))
+    if turn.detail:
+        lines.append(f"  why: {turn.detail}")
+    if rewards:
+        paid = ", ".join(f"{name} {number(value)}" for name, value in rewards.items())
+        lines.append(f"  rewards: {paid}; total {number(total)}")
+    return "\n".join(lines)
+
+
+def trajectory_text(scored: Scored) -> str:
+    """One episode in the order in which things happened."""
+    one = scored.trajectory
+    lines = [f"task: {one.task}"]
+    effects = {}
+    for effect in one.effects:
+        effects.setdefault(effect.path[:-1] + (effect.path[-1],), effect)
+    events: list[tuple[Any, str]] = [
+        (position_of(one.turns, turn), turn_text(turn, scored.components.get(turn.id, {}), scored.totals.get(turn.id)))
+        for turn in one.turns
+    ]
+    for _, text in events:
+        lines += ["", text]
+    for effect in one.effects:
+        value = effect.error or effect.value
+        lines += ["", f"── {effect.path[-1].node} · {effect.kind} {effect.args}", f"  result: {value}"]
+    lines += ["", f"outcome: {one.outcome}" + (f" ({one.detail})" if one.detail else ""), f"output: {one.output}"]
+    for failure in scored.failures:
+        lines.append(f"unscored: {failure}")
+    return "\n".join(lines)
+
+
+def position_of(turns: tuple[Turn, ...], turn: Turn) -> int:
+    return next(i for i, one in enumerate(turns) if one.id == turn.id)
+
+
+def trajectory_json(scored: Scored) -> dict[str, Any]:
+    """The trajectory, its turns with their rewards."""
+    one = scored.trajectory
+    turns = [
+        {
+            **{k: v for k, v in asdict(turn).items() if k != "path"},
+            "path": path_json(turn.path),
+            "rewards": scored.components.get(turn.id, {}),
+            "total": scored.totals.get(turn.id),
+        }
+        for turn in one.turns
+    ]
+    effects = [{**asdict(effect), "path": path_json(effect.path)} for effect in one.effects]
+    return {
+        "id": one.id,
+        "task": one.task,
+        "outcome": one.outcome,
+        "detail": one.detail,
+        "output": one.output,
+        "turns": turns,
+        "effects": effects,
+        "rewards": scored.metrics,
+        "failures": list(scored.failures),
+    }

@@ -1,0 +1,119 @@
+"""A run's folder: one run at a time, its metrics file, and how a stop is asked for.
+
+Knows neither models nor plans.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from masflow.errors import MasflowError, RunError
+from masflow.runtime import checkpoints
+from masflow.runtime.checkpoints import writing
+
+
+class Interrupted(MasflowError):
+    """Somebody asked the run to stop; raised between model calls, never inside an update."""
+
+
+class StopFlag:
+    """Set by SIGINT or SIGTERM; a second signal ends the process at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def check(self) -> None:
+        """Raises Interrupted once a stop was asked for."""
+        if self.requested:
+            raise Interrupted("stopped")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextmanager
+    def listening(self) -> Iterator[StopFlag]:
+        """Take the signals while the block runs; in other threads than the main one do nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class RunDir:
+    """The folder of a run. Names in it are fixed; other programs rely on them."""
+
+    def __init__(self, path: Path):
+        self.path = path.resolve()
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.plan = self.path / "plan.json"
+        self.experiment = self.path / "experiment.yaml"
+
+    @contextmanager
+    def held(self) -> Iterator[RunDir]:
+        """Hold the folder for this process; the system lets go of it however the process ends.
+
+        Raises:
+            RunError: another process holds it.
+        """
+        with writing("the run's folder", self.path):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+                message = f"{self.path} is in use by another run (process {owner})"
+                raise RunError(message, "wait for it, stop it, or choose another --out") from error
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            checkpoints.clean(self.checkpoints)
+            yield self
+        finally:
+            os.close(handle)
+
+    def used(self) -> bool:
+        """True once a run began here."""
+        return self.plan.exists() or self.metrics.exists()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """One line of metrics, on the disk when this returns."""
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
+        with writing("metrics.jsonl", self.path), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def metrics_bytes(self) -> int:
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
+
+    def cut_metrics(self, length: int) -> None:
+        """Drop what was written after the checkpoint that the run goes on from: it will be written again."""
+        if self.metrics.exists():
+            os.truncate(self.metrics, min(length, self.metrics_bytes()))
+
+    def records(self) -> list[dict[str, Any]]:
+        return read_metrics(self.metrics)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file; a last line that is still being written is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]

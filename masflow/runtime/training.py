@@ -1,0 +1,168 @@
+"""One training step: the operators of its stages, looked up by name, and what a step reports.
+
+    sample → score → credit → group → advantage → select → update → evolve
+
+Each operator reads and fills a `Work`; the plan says which stands at which stage. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from masflow.compiler.plan import Plan, StageIR
+from masflow.compiler.rows import Task
+from masflow.errors import RunError, closest
+from masflow.rl.batch import Batch, build_batch
+from masflow.rl.losses import LossSpec
+from masflow.rl.score import score
+from masflow.runtime.episodes import play
+from masflow.runtime.evaluate import mean, roles
+from masflow.runtime.player import Player
+from masflow.runtime.schedule import draw_mixture
+from masflow.runtime.team import Team
+from masflow.tools import ToolBox
+from masflow.trace import EpisodeKey, Scored, Trajectory
+
+
+@dataclass
+class Work:
+    """What one step makes, filled from stage to stage."""
+
+    plan: Plan
+    team: Team
+    toolbox: ToolBox
+    tasks: Sequence[Task]
+    counts: tuple[int, ...]
+    """Rows of each source of the training split."""
+    step: int
+    """From 1."""
+    position: int
+    """Task rows drawn before this step."""
+    num_episodes: int = 0
+    """Scheduled for the step: E."""
+    trajectories: list[Trajectory] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    batch: Batch | None = None
+    policies: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Policy → metrics of its update."""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def advantages(self) -> dict[str, float]:
+        """Turn id → advantage, of the turns that are trained on."""
+        assert self.batch is not None
+        return {row.turn_id: row.advantage for rows in self.batch.rows.values() for row in rows}
+
+
+Operator = Callable[[Work, dict[str, Any]], None]
+
+
+def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
+    """Draw the next tasks and play `samples` episodes of each under the current policies."""
+    plan = work.plan
+    samples, size = plan.sampler.samples, plan.train.tasks_per_step
+    weights = [source.weight for source in plan.data["train"]]
+    picked = draw_mixture(work.counts, weights, work.position, size, plan.train.seed, plan.train.shuffle)
+    player = Player(plan, work.toolbox, mode="train")
+    states = [
+        player.start(
+            work.tasks[row].row, EpisodeKey(plan.train.seed, "train", work.step, slot, work.tasks[row].id, sample)
+        )
+        for slot, row in enumerate(picked)
+        for sample in range(samples)
+    ]
+    work.num_episodes = len(states)
+    work.trajectories = play(player, states, work.team.generate)
+
+
+def score_rewards(work: Work, options: dict[str, Any]) -> None:
+    """Run the reward functions; give every turn what it is credited with."""
+    work.scored = score(work.plan, work.trajectories)
+
+
+def make_batch(work: Work, options: dict[str, Any]) -> None:
+    """Group turns, subtract baselines, weigh: rows for every policy."""
+    work.batch = build_batch(work.plan, work.scored, work.num_episodes, work.step)
+
+
+def update_policies(work: Work, options: dict[str, Any]) -> None:
+    """Every policy with rows takes its optimizer steps and publishes; others do not move."""
+    assert work.batch is not None
+    loss = LossSpec.from_algorithm(work.plan.algorithm)
+    for policy in work.team.trained():
+        rows = work.batch.rows.get(policy.name, [])
+        if rows:
+            group = work.team.group_of(policy.name)
+            work.policies[policy.name] = group.update(policy.name, rows, loss, work.step - 1, work.plan.train.steps)
+    work.team.clear_rows()
+
+
+def nothing(work: Work, options: dict[str, Any]) -> None:
+    """A stage that the one before has filled, or that nothing asks for."""
+
+
+OPERATORS: dict[tuple[str, str], Operator] = {
+    ("sample", "trajectories"): sample_trajectories,
+    ("score", "rewards"): score_rewards,
+    ("credit", "own"): nothing,
+    ("credit", "return_to_go"): nothing,
+    ("group", "task_role_path"): nothing,
+    ("advantage", "group_norm"): make_batch,
+    ("advantage", "group_mean"): make_batch,
+    ("advantage", "leave_one_out"): make_batch,
+    ("select", "all"): nothing,
+    ("update", "policy_gradient"): update_policies,
+    ("evolve", "none"): nothing,
+}
+
+
+def operator(stage: StageIR) -> Operator:
+    """Raises RunError when the plan names an operator that nothing here provides."""
+    found = OPERATORS.get((stage.name, stage.op))
+    if found is None:
+        known = [op for name, op in OPERATORS if name == stage.name]
+        near = closest(stage.op, known)
+        fix = f"use '{near}'" if near else f"use one of: {', '.join(known) or 'none'}"
+        raise RunError(f"stage '{stage.name}' has no operator '{stage.op}'", fix)
+    return found
+
+
+def run_stages(work: Work, on_stage: Callable[[Work, str], None]) -> None:
+    """The training step, in the order in which things happen.
+
+    Args:
+        on_stage: called after each stage with its name.
+    """
+    for stage in work.plan.stages:
+        began = time.perf_counter()
+        operator(stage)(work, stage.options)
+        work.seconds[stage.name] = time.perf_counter() - began
+        on_stage(work, stage.name)
+
+
+def step_record(work: Work) -> dict[str, Any]:
+    """One line of metrics.jsonl. All that depends on the clock stands under `time`."""
+    assert work.batch is not None
+    total_s = sum(work.seconds.values())
+    tokens = sum(turn.reply_tokens + turn.prompt_tokens for one in work.trajectories for turn in one.turns)
+    names = [reward.name for reward in work.plan.graph.rewards]
+    return {
+        "kind": "train",
+        "step": work.step,
+        "episodes": work.num_episodes,
+        "rewards": {name: mean(one.metrics.get(name) for one in work.scored) for name in names},
+        "unscored": sum(bool(one.failures) for one in work.scored),
+        "outcomes": dict(sorted(Counter(one.outcome for one in work.trajectories).items())),
+        "roles": roles(work.scored),
+        "batch": dict(work.batch.stats),
+        "policies": work.policies,
+        "tokens": tokens,
+        "time": {
+            **{f"{name}_s": round(seconds, 4) for name, seconds in work.seconds.items()},
+            "total_s": round(total_s, 4),
+            "tokens_per_s": round(tokens / total_s, 1) if total_s else 0.0,
+        },
+    }
