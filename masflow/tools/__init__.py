@@ -28,8 +28,8 @@ class ToolBox:
     """Every tool of a plan, made on first use and then kept for the process.
 
     A tool of scope `episode` is either a class (`__init__(**settings)`, `__call__(**args)`, optionally
-    `fork()`), of which every episode has its own instance, or a function that takes a `state` dict. Both live in the
-    `episode_state` that the caller keeps.
+    `fork()`), of which every episode has its own instance, or a function that takes a `state` dict. Both
+    live in the `episode_state` that the caller keeps.
     """
 
     def __init__(self, plan: Plan):
