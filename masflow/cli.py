@@ -30,11 +30,18 @@ app = typer.Typer(
 Experiment = Annotated[Path, typer.Argument(help="An experiment document, e.g. examples/quickstart.yaml.")]
 MappingFile = Annotated[Path | None, typer.Option("--mapping", help="Another mapping document.")]
 RuntimeFile = Annotated[Path | None, typer.Option("--runtime", help="Another runtime document.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value, e.g. train.steps=20.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one value, e.g. train.steps=20."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Out = Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/<name>-<time>.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of the run's folder.")]
-Checkpoint = Annotated[str | None, typer.Option("--checkpoint", help="A run, RUN@step, or a checkpoint's folder.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the last checkpoint of the run's folder.")
+]
+Checkpoint = Annotated[
+    str | None, typer.Option("--checkpoint", help="A run, RUN@step, or a checkpoint's folder.")
+]
 
 
 def main() -> None:
@@ -80,7 +87,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
 
 
-def compile_plan(experiment: Path, mapping: Path | None, runtime: Path | None, overrides: dict[str, str]) -> Plan:
+def compile_plan(
+    experiment: Path, mapping: Path | None, runtime: Path | None, overrides: dict[str, str]
+) -> Plan:
     """The plan of an experiment with the command's changes. Raises SpecError."""
     from masflow.compiler import compile_experiment
 
@@ -99,7 +108,9 @@ def threads_of(plan: Plan) -> Iterator[None]:
 
 
 @app.command()
-def check(paths: Annotated[list[Path], typer.Argument(help="Documents or folders.")], json_: Json = False) -> None:
+def check(
+    paths: Annotated[list[Path], typer.Argument(help="Documents or folders.")], json_: Json = False
+) -> None:
     """Compile documents and print every problem; exit 0 when there is none, else 1."""
     from dataclasses import asdict
 
@@ -113,7 +124,9 @@ def check(paths: Annotated[list[Path], typer.Argument(help="Documents or folders
     else:
         for problem in problems:
             print(problem)
-        print(f"{len(files)} files, {len(problems)} problems" if problems else f"{len(files)} files, no problem")
+        print(
+            f"{len(files)} files, {len(problems)} problems" if problems else f"{len(files)} files, no problem"
+        )
     if problems or not files:
         raise typer.Exit(1)
 
@@ -142,7 +155,9 @@ def train(
     set_: Overrides = None,
     out: Out = None,
     resume: Resume = False,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train this many seeds, one after the other.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Train this many seeds, one after the other.")
+    ] = 1,
     json_: Json = False,
 ) -> None:
     """Warm start, held-out score, reinforcement learning, held-out score."""
@@ -166,7 +181,9 @@ def sft(
     from masflow.runtime.launch import launch
 
     changes = overrides_of(set_)
-    launch(experiment, mapping, runtime, changes, out, resume, seeds=seeds, as_json=json_, only_warm_start=True)
+    launch(
+        experiment, mapping, runtime, changes, out, resume, seeds=seeds, as_json=json_, only_warm_start=True
+    )
 
 
 @app.command("eval")
@@ -196,13 +213,19 @@ def eval_(
 @app.command()
 def run(
     experiment: Experiment,
-    task: Annotated[str | None, typer.Option("--task", help="The task as JSON; default: the first held-out row.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="The task as JSON; default: the first held-out row.")
+    ] = None,
     checkpoint: Checkpoint = None,
     mapping: MappingFile = None,
     runtime: RuntimeFile = None,
     set_: Overrides = None,
-    resume: Annotated[str | None, typer.Option("--resume", help="Continue a paused episode by its id.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Where paused episodes are kept.")] = Path("runs/episodes"),
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="Continue a paused episode by its id.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Where paused episodes are kept.")] = Path(
+        "runs/episodes"
+    ),
     json_: Json = False,
 ) -> None:
     """Play one episode and print it."""

@@ -14,7 +14,7 @@ ALARM_FRAC = 0.5
 def truncation(work: Work) -> list[str]:
     """Warnings for roles whose replies run into their token budget.
 
-    Before the first update this is the length probe: nearly all replies cut means that nothing will be learned.
+    Before the first update this is the length probe: with nearly all replies cut nothing will be learned.
     """
     cut: dict[str, list[bool]] = defaultdict(list)
     for one in work.trajectories:
@@ -25,16 +25,18 @@ def truncation(work: Work) -> list[str]:
         frac = sum(flags) / len(flags)
         if work.step == 1 and frac >= PROBE_FRAC:
             found.append(
-                f"length probe: {frac:.0%} of the replies of '{role}' are cut at its token budget before training has"
-                f" begun; raise its reply.max_tokens, or teach it to stop (warm_start)"
+                f"length probe: {frac:.0%} of the replies of '{role}' are cut at its token budget before"
+                f" training has begun; raise its reply.max_tokens, or teach it to stop (warm_start)"
             )
         elif frac >= ALARM_FRAC:
-            found.append(f"more than half of the replies of '{role}' are cut at its token budget (reply.max_tokens)")
+            found.append(
+                f"more than half of the replies of '{role}' are cut at its token budget (reply.max_tokens)"
+            )
     return found
 
 
 def idle(work: Work, counts: dict[str, int]) -> str:
-    """Count steps in which nothing could be learned; the reason to stop once `train.patience` is reached, else "".
+    """Count steps without anything to learn; the reason to stop once `train.patience` is reached, else "".
 
     Args:
         counts: `groups` and `role NAME` → consecutive idle steps; changed in place. Counted before selection.
@@ -61,7 +63,8 @@ def _why(work: Work, over: list[str], patience: int, spoken: set[str], num_rows:
         names = [name.removeprefix("role ") for name in over]
         silent = [name for name in names if name not in spoken]
         why = "never speaks" if silent else "has only turns without a reward, masked or dropped ones"
-        return f"for {patience} steps in a row the trainable role '{(silent or names)[0]}' had no trainable turn: it {why}"
+        role = (silent or names)[0]
+        return f"for {patience} steps in a row the trainable role '{role}' had no trainable turn: it {why}"
     totals = [t for one in work.scored for t in one.totals.values() if t is not None]
     if not totals:
         failures = sorted({text for one in work.scored for text in one.failures})
@@ -69,5 +72,7 @@ def _why(work: Work, over: list[str], patience: int, spoken: set[str], num_rows:
     elif pstdev(totals) == 0:
         why = f"every turn got the same reward, {fmean(totals):g}"
     else:
-        why = f"within every group all rewards are equal (mean {fmean(totals):g}); more samples, or easier tasks, would differ"
+        why = (
+            f"in every group all rewards are equal (mean {fmean(totals):g}); try more samples or easier tasks"
+        )
     return f"for {patience} steps in a row no group was learnable: {why}"

@@ -1,7 +1,7 @@
 """Checkpoints: written beside their place and renamed, so that one is whole or absent; kept by rule.
 
-Knows no torch: a model group writes and reads its own folder. Layout: `checkpoints/step_000012/{state.json, models/…}`;
-`step_000000` is the state after the warm start, `warm_000120` one inside it.
+Knows no torch: a model group writes and reads its own folder. Layout: `checkpoints/step_000012/` with
+`state.json` and `models/`; `step_000000` is the state after the warm start, `warm_000120` one inside it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def writing(what: str, folder: Path) -> Iterator[None]:
     except (OSError, sqlite3.OperationalError) as error:
         found = latest(folder / "checkpoints")
         saved = f"saved so far: {found}" if found else "no checkpoint has been saved yet"
-        fix = f"make room, then continue with --resume --out {folder}" if found else "make room and start again"
+        fix = (
+            f"make room, then continue with --resume --out {folder}" if found else "make room and start again"
+        )
         raise RunError(f"can't write {what} in {folder}: {error}; {saved}", fix) from error
 
 
@@ -132,7 +134,9 @@ def read_state(folder: Path) -> RunState:
     try:
         return RunState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{folder} isn't a checkpoint that can be read: {error}", "name another one") from error
+        raise RunError(
+            f"{folder} isn't a checkpoint that can be read: {error}", "name another one"
+        ) from error
 
 
 def restore(folder: Path, models: dict[str, Saver]) -> RunState:
@@ -142,7 +146,10 @@ def restore(folder: Path, models: dict[str, Saver]) -> RunState:
         part = folder / "models" / name
         if not part.is_dir():
             known = ", ".join(sorted(p.name for p in (folder / "models").iterdir()))
-            raise RunError(f"{folder} holds no model '{name}'; it holds: {known}", "use the mapping that it was made with")
+            raise RunError(
+                f"{folder} holds no model '{name}'; it holds: {known}",
+                "use the mapping that it was made with",
+            )
         model.load(part)
     return state
 
@@ -159,7 +166,7 @@ def prune(root: Path, keep: int, best: int | None, first: int = 0) -> None:
 
 
 def find(reference: str, roots: tuple[Path, ...]) -> Path:
-    """The checkpoint that `RUN`, `RUN@step`, or a checkpoint's own folder names; the last of the run by default.
+    """The checkpoint that `RUN` (its last), `RUN@step`, or a checkpoint's own folder names.
 
     Raises:
         RunError: nothing there, with what is.
@@ -170,7 +177,11 @@ def find(reference: str, roots: tuple[Path, ...]) -> Path:
     if folder is None:
         names = [p.name for root in roots for p in (root / Path(text).parent).glob("*") if p.is_dir()]
         near = closest(Path(text).name, names)
-        fix = f"write '{Path(text).parent / near}'" if near else "name a run's folder, or one of its checkpoints"
+        fix = (
+            f"write '{Path(text).parent / near}'"
+            if near
+            else "name a run's folder, or one of its checkpoints"
+        )
         raise RunError(f"no run at '{text}'", fix)
     if (folder / "state.json").is_file():
         return folder
@@ -183,7 +194,9 @@ def find(reference: str, roots: tuple[Path, ...]) -> Path:
     place = root / f"step_{int(step):06d}" if step.isdigit() else root / step
     if not (place / "state.json").is_file():
         known = ", ".join(p.name for p in listed(root)) or "none"
-        raise RunError(f"{folder} holds no checkpoint of step '{step}'; it holds: {known}", "name one of those")
+        raise RunError(
+            f"{folder} holds no checkpoint of step '{step}'; it holds: {known}", "name one of those"
+        )
     return place
 
 
@@ -202,4 +215,3 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "…"
-

@@ -1,6 +1,6 @@
 """The hub: warm start, held-out score, then step after step until the run's end; reads from top to bottom.
 
-Holds text, ids and scalars, never token tensors. What a step does stands in `training`, what a run's folder is in `rundir`.
+Holds text, ids and scalars, never token tensors. `training` says what a step does, `rundir` what a folder is.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import numpy as np
 
 from masflow.compiler import dump_plan
 from masflow.compiler.plan import Plan
-from masflow.compiler.rows import Task, load_tasks, read_rows
+from masflow.compiler.rows import Task, load_tasks
 from masflow.errors import RunError
 from masflow.runtime import alarms, checkpoints
 from masflow.runtime import evaluate as evaluation
 from masflow.runtime.checkpoints import RunState, writing
+from masflow.runtime.resuming import has_eval, open_state
 from masflow.runtime.rundir import Interrupted, RunDir, StopFlag
 from masflow.runtime.schedule import stable_seed
 from masflow.runtime.supervised import warm_start
@@ -120,93 +121,29 @@ def train(
 
 def go(run: Run, only_warm_start: bool) -> dict[str, Any]:
     """The run itself, from wherever its state stands."""
-    state, last = run.state, 0 if only_warm_start else run.plan.train.steps
     announce(run)
+    state, last = run.state, 0 if only_warm_start else run.plan.train.steps
     if not state.warmed:
         teach(run)
-    tasks, counts = ((), ()) if only_warm_start else training_tasks(run.plan)
+    tasks = [] if only_warm_start else training_tasks(run.plan)
     while True:
-        if due(run, run.plan.train.eval_every, last) and str(state.step) not in state.evals and has_eval(run.plan):
+        if (
+            due(run, run.plan.train.eval_every, last)
+            and str(state.step) not in state.evals
+            and has_eval(run.plan)
+        ):
             held_out(run)
         if due(run, run.plan.train.save_every or run.plan.train.eval_every, last) and run.saved != state:
             run.save()
         if state.step >= last:
             return finish(run)
-        step(run, tasks, counts)
+        step(run, tasks)
 
 
 def due(run: Run, every: int | None, last: int) -> bool:
     """True at the start, at the end, and at every multiple of `every`."""
     now = run.state.step
     return now in (0, last) or now > last or (every is not None and now % every == 0)
-
-
-def has_eval(plan: Plan) -> bool:
-    return bool(plan.data.get("eval"))
-
-
-def open_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) -> RunState:
-    """The state that the run begins from; nothing is loaded yet.
-
-    Raises:
-        RunError: the folder is used already, holds nothing to resume, is another plan's, or nothing is left to do.
-    """
-    if not resume:
-        if folder.used():
-            raise RunError(f"{folder.path} holds a run already", "add --resume to continue it, or choose another --out")
-        check_zero(plan, RunState(), only_warm_start)
-        return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
-    if not folder.used():
-        raise RunError(f"{folder.path} holds no run to resume", "leave --resume out, or name the run's folder with --out")
-    place = checkpoints.latest(folder.checkpoints)
-    refuse_other_plan(plan, folder)
-    if place is None:
-        folder.cut_metrics(0)
-        check_zero(plan, RunState(), only_warm_start)
-        return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
-    state = checkpoints.read_state(place)
-    check_zero(plan, state, only_warm_start)
-    folder.cut_metrics(state.metrics_bytes)
-    return state
-
-
-def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
-    """Raises RunError, with the differences, when the folder's run was made from another plan."""
-    import json
-
-    try:
-        old = json.loads(folder.plan.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder.plan} can't be read: {error}", "start again in another folder") from error
-    if old.get("digest") == plan.digest:
-        return
-    found = list(checkpoints.differences(digest_content(json.loads(dump_plan(plan))), digest_content(old)))
-    listed = "\n".join(f"  {line}" for line in found[:12]) + ("\n  …" if len(found) > 12 else "")
-    fix = "resume with the experiment that the run was made from, or start a new run with init:"
-    raise RunError(f"{folder.path} was made from another plan; it differs in\n{listed}", fix)
-
-
-def digest_content(plan: dict[str, Any]) -> dict[str, Any]:
-    """A plan's JSON without what may differ between two parts of one run."""
-    free = ("digest", "root_dir", "runtime", "eval")
-    train = {k: v for k, v in plan.get("train", {}).items() if k not in ("steps", "eval_every", "save_every", "keep", "patience")}
-    return {**{k: v for k, v in plan.items() if k not in free}, "train": train}
-
-
-def check_zero(plan: Plan, state: RunState, only_warm_start: bool) -> None:
-    """Raises RunError when the run would do nothing."""
-    warm = plan.warm_start.steps if plan.warm_start is not None and plan.init is None else 0
-    pending = has_eval(plan) and str(state.step) not in state.evals and state.digest != ""
-    if only_warm_start:
-        if warm == 0:
-            raise RunError("the experiment has no warm start to run", "give it warm_start: with data and steps")
-        if state.warmed and not pending:
-            raise RunError("the warm start is done already: nothing is left to do", "train on with masflow train --resume")
-    elif plan.train.steps == 0:
-        raise RunError("train.steps is 0: the run would do nothing", "set train.steps, or use masflow sft for the warm start alone")
-    elif state.step >= plan.train.steps and not pending:
-        message = f"the run has done {state.step} of {plan.train.steps} steps: nothing is left to do"
-        raise RunError(message, f"raise it: --set train.steps={2 * state.step}")
 
 
 def announce(run: Run) -> None:
@@ -222,7 +159,9 @@ def announce(run: Run) -> None:
         checkpoints.restore(found, groups)
         run.team.reset_optimizers()
     facts = {"models": {name: group.describe() for name, group in run.team.groups.items()}}
-    run.on_event("start", {"out": str(run.dir.path), "step": run.state.step, "resumed": place is not None, **facts})
+    run.on_event(
+        "start", {"out": str(run.dir.path), "step": run.state.step, "resumed": place is not None, **facts}
+    )
 
 
 def teach(run: Run) -> None:
@@ -266,11 +205,11 @@ def held_out(run: Run) -> None:
     run.record({"kind": "eval", "step": run.state.step, **found, "time": seconds})
 
 
-def step(run: Run, tasks: Sequence[Task], counts: tuple[int, ...]) -> None:
+def step(run: Run, tasks: Sequence[Task]) -> None:
     """One training step; the state moves only when its updates are done."""
     state, plan = run.state, run.plan
     seed_globals(plan.train.seed, state.step)
-    work = Work(plan, run.team, run.toolbox, tasks, counts, state.step + 1, state.position)
+    work = Work(plan, run.team, run.toolbox, tasks, state.step + 1, state.position)
 
     def on_stage(work: Work, name: str) -> None:
         run.on_event("stage", {"step": work.step, "stage": name})
@@ -295,21 +234,18 @@ def step(run: Run, tasks: Sequence[Task], counts: tuple[int, ...]) -> None:
         raise RunError(reason, "see 'batch' and 'roles' in metrics.jsonl; or raise train.patience")
 
 
-def training_tasks(plan: Plan) -> tuple[Sequence[Task], tuple[int, ...]]:
-    """All training tasks, and how many each source has."""
+def training_tasks(plan: Plan) -> list[Task]:
+    """All training tasks. Raises RunError when there are none, SpecError for a row that misses a field."""
     if not plan.data.get("train"):
         raise RunError("the experiment has no training data", "give it data.train")
     tasks = load_tasks(plan, "train")
     if not tasks:
         raise RunError("the training data has no rows", "add rows to data.train")
-    sources = plan.data["train"]
-    if len(sources) == 1:
-        return tasks, (len(tasks),)
-    return tasks, tuple(len(read_rows(source)) for source in sources)
+    return tasks
 
 
 def seed_globals(seed: int, step: int | str) -> None:
-    """Give the global generators, which users' functions may draw from, a state that depends on the step alone."""
+    """Give the global generators, which users' functions may use, a state that depends on the step alone."""
     random.seed(stable_seed("globals", seed, step))
     np.random.seed(stable_seed("numpy", seed, step) % 2**32)
 

@@ -55,10 +55,18 @@ def _held_out(axis: Axes, records: Sequence[Record]) -> None:
     if not records:
         return
     name = records[-1]["headline"]
-    _line(axis, [(r["step"], r["metrics"].get(name)) for r in records], f"team {name}, greedy", color="black", marker="o")
+    _line(
+        axis,
+        [(r["step"], r["metrics"].get(name)) for r in records],
+        f"team {name}, greedy",
+        color="black",
+        marker="o",
+    )
     sampled = [(r["step"], r["sampled"]["mean"]) for r in records if "sampled" in r]
     _line(axis, sampled, f"team {name}, sampled", color="grey", marker="o", linestyle="--")
-    others = [(role, metric) for role, found in records[-1]["roles"].items() for metric in own_metrics(found, name)]
+    others = [
+        (role, metric) for role, found in records[-1]["roles"].items() for metric in own_metrics(found, name)
+    ]
     for (role, metric), colour in zip(others, COLOURS, strict=False):
         points = [(r["step"], r["roles"].get(role, {}).get(metric)) for r in records]
         _line(axis, points, f"{role} {metric}", color=colour, marker=".")
@@ -72,7 +80,9 @@ def own_metrics(role: dict[str, Any], team: str) -> list[str]:
     return [name for name in role if name not in RATES and name != team]
 
 
-def _by_role(axis: Axes, train: Sequence[Record], title: str, value: Callable[[Record], float | None]) -> None:
+def _by_role(
+    axis: Axes, train: Sequence[Record], title: str, value: Callable[[Record], float | None]
+) -> None:
     axis.set_title(title, loc="left", fontsize=10)
     names = sorted({role for record in train for role in record["roles"]})
     for name, colour in zip(names, COLOURS * len(names), strict=False):
@@ -82,11 +92,15 @@ def _by_role(axis: Axes, train: Sequence[Record], title: str, value: Callable[[R
 def _learnable(axis: Axes, train: Sequence[Record]) -> None:
     axis.set_title("groups whose rewards differ (what can be learned from)", loc="left", fontsize=10)
     axis.set_ylim(0, 1.02)
-    _line(axis, [(r["step"], r["batch"].get("learnable_group_frac")) for r in train], "learnable", color="black")
+    _line(
+        axis, [(r["step"], r["batch"].get("learnable_group_frac")) for r in train], "learnable", color="black"
+    )
 
 
 def _rates(axis: Axes, train: Sequence[Record]) -> None:
-    _by_role(axis, train, "replies cut at the budget (dashed: malformed)", lambda role: role.get("truncated_frac"))
+    _by_role(
+        axis, train, "replies cut at the budget (dashed: malformed)", lambda role: role.get("truncated_frac")
+    )
     names = sorted({role for record in train for role in record["roles"]})
     for name, colour in zip(names, COLOURS * len(names), strict=False):
         points = [(r["step"], r["roles"].get(name, {}).get("malformed_frac")) for r in train]

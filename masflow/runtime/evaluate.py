@@ -1,4 +1,4 @@
-"""Held-out scores: greedy, and the mean over sampled episodes with a bootstrap interval; what each role does right.
+"""Held-out scores: greedy, and the mean over samples with a bootstrap interval; what each role does right.
 
 Plays and scores; never trains.
 """
@@ -56,8 +56,8 @@ def evaluate(
         limit: the first rows only.
         step: of the run; goes into the seeds of sampled turns.
     Returns:
-        `episodes, split, headline, metrics, outcomes, roles`, and with samples `sampled` (mean, low, high of the
-        headline: 95 % bootstrap over tasks). Means leave unscored episodes out.
+        `episodes, split, headline, metrics, outcomes, roles`, and with samples `sampled` (mean, low, high of
+        the headline: 95 % bootstrap over tasks). Means leave unscored episodes out.
     Raises:
         RunError: the split has no rows.
     """
@@ -71,7 +71,9 @@ def evaluate(
     for sample in range(samples + 1):
         player = Player(plan, toolbox, mode="train" if sample else "eval")
         for first in range(0, len(tasks), CHUNK):
-            scored = _played(plan, player, engine, tasks, range(first, min(first + CHUNK, len(tasks))), split, step, sample)
+            scored = _played(
+                plan, player, engine, tasks, range(first, min(first + CHUNK, len(tasks))), split, step, sample
+            )
             (drawn if sample else greedy).extend(scored)
             done += len(scored)
             if on_chunk is not None:
@@ -95,7 +97,8 @@ def _played(
     sample: int,
 ) -> list[Scored]:
     states = [
-        player.start(tasks[i].row, EpisodeKey(plan.train.seed, split, step, i, tasks[i].id, sample)) for i in slots
+        player.start(tasks[i].row, EpisodeKey(plan.train.seed, split, step, i, tasks[i].id, sample))
+        for i in slots
     ]
     return score(plan, play(player, states, engine.generate))
 
@@ -109,7 +112,9 @@ def _headline_values(scored: Sequence[Scored], name: str) -> dict[int, list[floa
     return values
 
 
-def interval(values: dict[int, list[float]], samples: int, seed: int, resamples: int = 1000) -> dict[str, Any]:
+def interval(
+    values: dict[int, list[float]], samples: int, seed: int, resamples: int = 1000
+) -> dict[str, Any]:
     """Mean over tasks of their mean, with the 2.5 and 97.5 percentiles of a bootstrap over tasks."""
     means = [fmean(v) for v in values.values()]
     if not means:
@@ -127,7 +132,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def summarise(plan: Plan, scored: Sequence[Scored]) -> dict[str, Any]:
-    """`metrics` by reward, `outcomes` counted, `roles` with each role's own numbers, `unscored` where there are any."""
+    """`metrics` by reward, `outcomes` counted, each role's own numbers in `roles`, and `unscored` if any."""
     names = [reward.name for reward in plan.graph.rewards]
     metrics = {name: mean(one.metrics.get(name) for one in scored) for name in names}
     unscored = sum(bool(one.failures) for one in scored)
@@ -140,7 +145,7 @@ def summarise(plan: Plan, scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def roles(scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """Per role: turns, mean of every reward paid to its turns, mean total, malformed and truncated rate, tokens."""
+    """Per role: turns, mean of each reward paid to them, mean total, malformed and truncated rate, tokens."""
     found: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for one in scored:
         for turn in one.trajectory.turns:

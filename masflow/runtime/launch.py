@@ -25,7 +25,7 @@ from masflow.runtime.report import result_text
 from masflow.runtime.rundir import RunDir
 from masflow.runtime.team import Team
 from masflow.tools import ToolBox
-from masflow.trace import EpisodeKey, Scored
+from masflow.trace import EpisodeKey
 
 
 def launch(
@@ -51,7 +51,11 @@ def launch(
     for offset in range(seeds):
         place = folder / f"seed_{first.train.seed + offset}" if seeds > 1 else folder
         changed = {**overrides, "train.seed": str(first.train.seed + offset)} if seeds > 1 else overrides
-        plan = compile_experiment(experiment, mapping=mapping, runtime=runtime, overrides=changed) if offset else first
+        plan = (
+            compile_experiment(experiment, mapping=mapping, runtime=runtime, overrides=changed)
+            if offset
+            else first
+        )
         again = resume and (seeds == 1 or RunDir(place).used())
         if again and seeds > 1 and (done := finished(plan, place, only_warm_start)):
             results.append(done)
@@ -92,7 +96,10 @@ def finished(plan: Plan, place: Path, only_warm_start: bool) -> dict[str, Any] |
 
 
 def tell(result: dict[str, Any], experiment: Path, as_json: bool) -> None:
-    print(json.dumps(result, ensure_ascii=False, default=str) if as_json else result_text(result, experiment), flush=True)
+    print(
+        json.dumps(result, ensure_ascii=False, default=str) if as_json else result_text(result, experiment),
+        flush=True,
+    )
 
 
 def over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -165,7 +172,9 @@ def evaluate_checkpoint(
     """
     known = [name for name in plan.data if name != "warm_start"]
     if split not in known:
-        raise RunError(f"unknown split '{split}'; known: {', '.join(known) or 'none'}", "name one of data's splits")
+        raise RunError(
+            f"unknown split '{split}'; known: {', '.join(known) or 'none'}", "name one of data's splits"
+        )
     with Loaded(plan, checkpoint) as team:
         return evaluation.evaluate(plan, team, ToolBox(plan), split=split, limit=limit, samples=samples)
 
@@ -175,7 +184,9 @@ def parse_task(text: str) -> dict[str, Any]:
     try:
         task = json.loads(text)
     except ValueError as error:
-        raise SpecError(Problem("--task", 0, "", "bad-task", f"not JSON: {error}", 'write {"field": "value"}')) from None
+        raise SpecError(
+            Problem("--task", 0, "", "bad-task", f"not JSON: {error}", 'write {"field": "value"}')
+        ) from None
     if not isinstance(task, dict):
         problem = Problem("--task", 0, "", "bad-task", f"a task is a JSON object, not {type(task).__name__}")
         raise SpecError(problem)

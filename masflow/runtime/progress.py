@@ -1,4 +1,4 @@
-"""What a person sees of a run: bars and a live table on a terminal, plain lines elsewhere. Never changes a run."""
+"""What a person sees of a run: bars and a live table on a terminal, lines elsewhere. Changes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 PLAIN_EVERY_S = 5.0
@@ -28,7 +35,11 @@ class Display:
         self.steps, self.warm_steps = steps, warm_steps
         self.live: Live | None = None
         self.progress = Progress(
-            TextColumn("{task.description:<11}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+            TextColumn("{task.description:<11}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
         )
         self._bars: dict[str, Any] = {}
         self._table = Table.grid()
@@ -76,7 +87,9 @@ class Display:
     def _on_warm_start(self, facts: dict[str, Any]) -> None:
         self._bar("warm start", facts["step"], self.warm_steps)
         if self.live is None and (facts["step"] in (1, self.warm_steps) or self._rarely()):
-            losses = "  ".join(f"{name} loss {number(m.get('loss'))}" for name, m in facts["policies"].items())
+            losses = "  ".join(
+                f"{name} loss {number(m.get('loss'))}" for name, m in facts["policies"].items()
+            )
             self._say(f"warm start {facts['step']}/{self.warm_steps}  {losses}")
 
     def _on_eval_progress(self, facts: dict[str, Any]) -> None:
@@ -98,7 +111,9 @@ class Display:
             rewards = "  ".join(f"{name} {number(value)}" for name, value in facts["rewards"].items())
             learnable = number(facts["batch"].get("learnable_group_frac"), 2)
             speed = facts["time"]["tokens_per_s"]
-            self._say(f"step {facts['step']}/{self.steps}  {rewards}  learnable {learnable}  {speed:.0f} tokens/s")
+            self._say(
+                f"step {facts['step']}/{self.steps}  {rewards}  learnable {learnable}  {speed:.0f} tokens/s"
+            )
 
     def _on_warning(self, facts: dict[str, Any]) -> None:
         self.console.print(f"WARNING: {facts['message']}", style="bold yellow", markup=False, soft_wrap=True)
@@ -122,5 +137,3 @@ def step_table(facts: dict[str, Any]) -> Table:
         rates = (number(found.get(key)) for key in ("reward", "truncated_frac", "malformed_frac"))
         table.add_row(role, *rates, number(found.get("reply_tokens"), 1), own)
     return table
-
-

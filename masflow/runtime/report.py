@@ -15,7 +15,10 @@ def table(rows: list[list[str]], indent: str = "  ") -> str:
     """Columns aligned by blanks; the first one to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
-        indent + "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        indent
+        + "  ".join(
+            cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     )
 
@@ -31,7 +34,10 @@ def sampled_text(found: dict[str, Any]) -> str:
 def eval_text(found: dict[str, Any]) -> str:
     """An evaluation: rewards, roles, outcomes."""
     name = found["headline"]
-    lines = [f"{found['episodes']} tasks of '{found['split']}'", f"{name}: {number(found['metrics'].get(name))} greedy"]
+    lines = [
+        f"{found['episodes']} tasks of '{found['split']}'",
+        f"{name}: {number(found['metrics'].get(name))} greedy",
+    ]
     if "sampled" in found:
         lines[-1] += f", {sampled_text(found)} over {found['sampled']['samples']} samples a task"
     lines += ["", table([[key, number(value)] for key, value in found["metrics"].items()])]
@@ -40,7 +46,12 @@ def eval_text(found: dict[str, Any]) -> str:
     for role, own in found["roles"].items():
         mine = "  ".join(f"{key} {number(own[key])}" for key in own_metrics(own, name))
         rows.append([role, *(number(own.get(key)) for key in columns[1:-1]), mine or "-"])
-    lines += ["", table(rows), "", "outcomes: " + ", ".join(f"{key} {n}" for key, n in found["outcomes"].items())]
+    lines += [
+        "",
+        table(rows),
+        "",
+        "outcomes: " + ", ".join(f"{key} {n}" for key, n in found["outcomes"].items()),
+    ]
     return "\n".join(lines)
 
 
@@ -89,8 +100,8 @@ def turn_text(turn: Turn, rewards: dict[str, float | None], total: float | None)
     step = turn.step
     place = f"{turn.node}" + (f" #{step.visit}" if step.visit > 1 else "")
     place += f" [{step.item}]" if step.item is not None else ""
-    head = f"── {place} · {turn.member} ({turn.policy}) · {turn.outcome} · {turn.prompt_tokens}+{turn.reply_tokens} tokens"
-    lines = [head]
+    tokens = f"{turn.prompt_tokens}+{turn.reply_tokens} tokens"
+    lines = [f"── {place} · {turn.member} ({turn.policy}) · {turn.outcome} · {tokens}"]
     for message in turn.messages:
         lines += [f"  {message.role}: " + message.content.replace("\n", "\n    ")]
     lines.append("  reply: " + turn.text.replace("\n", "\n    "))
@@ -106,26 +117,19 @@ def trajectory_text(scored: Scored) -> str:
     """One episode in the order in which things happened."""
     one = scored.trajectory
     lines = [f"task: {one.task}"]
-    effects = {}
-    for effect in one.effects:
-        effects.setdefault(effect.path[:-1] + (effect.path[-1],), effect)
-    events: list[tuple[Any, str]] = [
-        (position_of(one.turns, turn), turn_text(turn, scored.components.get(turn.id, {}), scored.totals.get(turn.id)))
-        for turn in one.turns
-    ]
-    for _, text in events:
-        lines += ["", text]
+    for turn in one.turns:
+        lines += ["", turn_text(turn, scored.components.get(turn.id, {}), scored.totals.get(turn.id))]
     for effect in one.effects:
         value = effect.error or effect.value
         lines += ["", f"── {effect.path[-1].node} · {effect.kind} {effect.args}", f"  result: {value}"]
-    lines += ["", f"outcome: {one.outcome}" + (f" ({one.detail})" if one.detail else ""), f"output: {one.output}"]
+    lines += [
+        "",
+        f"outcome: {one.outcome}" + (f" ({one.detail})" if one.detail else ""),
+        f"output: {one.output}",
+    ]
     for failure in scored.failures:
         lines.append(f"unscored: {failure}")
     return "\n".join(lines)
-
-
-def position_of(turns: tuple[Turn, ...], turn: Turn) -> int:
-    return next(i for i, one in enumerate(turns) if one.id == turn.id)
 
 
 def trajectory_json(scored: Scored) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """The order in which tasks are drawn: a seeded shuffle an epoch, a pure function of the position.
 
-Knows neither files nor models. A position counts the rows drawn since the run began; it is all that a checkpoint keeps.
+Knows neither files nor models. A position counts the rows drawn since the run began: all that checkpoints keep.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
 from functools import lru_cache
 
 
@@ -36,24 +35,4 @@ def draw(num_rows: int, position: int, count: int, seed: int, shuffle: bool = Tr
     for place in range(position, position + count):
         epoch, offset = divmod(place, num_rows)
         picked.append(epoch_order(num_rows, seed, epoch, shuffle)[offset])
-    return picked
-
-
-def draw_mixture(
-    counts: Sequence[int], weights: Sequence[float], position: int, count: int, seed: int, shuffle: bool = True
-) -> list[int]:
-    """Row numbers of a mixture: place n is drawn from a source by weight, then from that source's own epoch order.
-
-    The rows of the sources stand one after the other. Which source a place has depends on (seed, place) alone.
-    """
-    if len(counts) == 1 or len(set(weights)) == 1:
-        return draw(sum(counts), position, count, seed, shuffle)
-    places = [0] * len(counts)
-    picked = []
-    for place in range(position + count):
-        source = random.Random(stable_seed("mixture", seed, place)).choices(range(len(counts)), weights)[0]
-        if place >= position:
-            row = draw(counts[source], places[source], 1, stable_seed(seed, source), shuffle)[0]
-            picked.append(sum(counts[:source]) + row)
-        places[source] += 1
     return picked

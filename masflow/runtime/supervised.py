@@ -1,6 +1,6 @@
 """Supervised training on demonstrations: the warm start of `masflow train`, and all of `masflow sft`.
 
-The player replays each demonstration and renders its prompts, so that demonstrations and episodes share one path.
+The player replays each demonstration and renders its prompts: demonstrations and episodes share one path.
 Knows no tensors.
 """
 
@@ -54,7 +54,10 @@ def demonstrations(plan: Plan, toolbox: ToolBox | None = None) -> list[Trajector
     if problems:
         raise SpecError(problems[:50])
     if not found:
-        raise RunError("the warm start has no demonstrations", "add lines to warm_start.data, or leave the warm start out")
+        raise RunError(
+            "the warm start has no demonstrations",
+            "add lines to warm_start.data, or leave the warm start out",
+        )
     return found
 
 
@@ -111,7 +114,8 @@ def warm_start(
     plans = lessons(plan, turns)
     if not plans:
         raise RunError(
-            "no demonstrated turn belongs to a role that trains", "demonstrate such a role, or leave the warm start out"
+            "no demonstrated turn belongs to a role that trains",
+            "demonstrate such a role, or leave the warm start out",
         )
     _add_rows(plan, team, turns)
     for step in range(first, spec.steps):

@@ -22,7 +22,7 @@ from masflow.rl.score import score
 from masflow.runtime.episodes import play
 from masflow.runtime.evaluate import mean, roles
 from masflow.runtime.player import Player
-from masflow.runtime.schedule import draw_mixture
+from masflow.runtime.schedule import draw
 from masflow.runtime.team import Team
 from masflow.tools import ToolBox
 from masflow.trace import EpisodeKey, Scored, Trajectory
@@ -36,8 +36,6 @@ class Work:
     team: Team
     toolbox: ToolBox
     tasks: Sequence[Task]
-    counts: tuple[int, ...]
-    """Rows of each source of the training split."""
     step: int
     """From 1."""
     position: int
@@ -64,12 +62,12 @@ def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
     """Draw the next tasks and play `samples` episodes of each under the current policies."""
     plan = work.plan
     samples, size = plan.sampler.samples, plan.train.tasks_per_step
-    weights = [source.weight for source in plan.data["train"]]
-    picked = draw_mixture(work.counts, weights, work.position, size, plan.train.seed, plan.train.shuffle)
+    picked = draw(len(work.tasks), work.position, size, plan.train.seed, plan.train.shuffle)
     player = Player(plan, work.toolbox, mode="train")
     states = [
         player.start(
-            work.tasks[row].row, EpisodeKey(plan.train.seed, "train", work.step, slot, work.tasks[row].id, sample)
+            work.tasks[row].row,
+            EpisodeKey(plan.train.seed, "train", work.step, slot, work.tasks[row].id, sample),
         )
         for slot, row in enumerate(picked)
         for sample in range(samples)
@@ -96,7 +94,9 @@ def update_policies(work: Work, options: dict[str, Any]) -> None:
         rows = work.batch.rows.get(policy.name, [])
         if rows:
             group = work.team.group_of(policy.name)
-            work.policies[policy.name] = group.update(policy.name, rows, loss, work.step - 1, work.plan.train.steps)
+            work.policies[policy.name] = group.update(
+                policy.name, rows, loss, work.step - 1, work.plan.train.steps
+            )
     work.team.clear_rows()
 
 

@@ -1,0 +1,96 @@
+"""Where a run begins: afresh, or from its folder's last checkpoint; refuses to do nothing or to mix plans."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from masflow.compiler import dump_plan
+from masflow.compiler.plan import Plan
+from masflow.errors import RunError
+from masflow.runtime import checkpoints
+from masflow.runtime.checkpoints import RunState
+from masflow.runtime.rundir import RunDir
+
+
+def has_eval(plan: Plan) -> bool:
+    return bool(plan.data.get("eval"))
+
+
+def open_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) -> RunState:
+    """The state that the run begins from; nothing is loaded yet.
+
+    Raises:
+        RunError: the folder is used, holds nothing to resume, is another plan's, or nothing is left to do.
+    """
+    if not resume:
+        if folder.used():
+            raise RunError(
+                f"{folder.path} holds a run already", "add --resume to continue it, or choose another --out"
+            )
+        check_zero(plan, RunState(), only_warm_start)
+        return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
+    if not folder.used():
+        raise RunError(
+            f"{folder.path} holds no run to resume", "leave --resume out, or name the run's folder with --out"
+        )
+    place = checkpoints.latest(folder.checkpoints)
+    refuse_other_plan(plan, folder)
+    if place is None:
+        folder.cut_metrics(0)
+        check_zero(plan, RunState(), only_warm_start)
+        return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
+    state = checkpoints.read_state(place)
+    check_zero(plan, state, only_warm_start)
+    folder.cut_metrics(state.metrics_bytes)
+    return state
+
+
+def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
+    """Raises RunError, with the differences, when the folder's run was made from another plan."""
+
+    try:
+        old = json.loads(folder.plan.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder.plan} can't be read: {error}", "start again in another folder") from error
+    if old.get("digest") == plan.digest:
+        return
+    found = list(checkpoints.differences(digest_content(json.loads(dump_plan(plan))), digest_content(old)))
+    listed = "\n".join(f"  {line}" for line in found[:12]) + ("\n  …" if len(found) > 12 else "")
+    fix = "resume with the experiment that the run was made from, or start a new run with init:"
+    raise RunError(f"{folder.path} was made from another plan; it differs in\n{listed}", fix)
+
+
+def digest_content(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan's JSON without what may differ between two parts of one run."""
+    free = ("digest", "root_dir", "runtime", "eval")
+    train = {
+        k: v
+        for k, v in plan.get("train", {}).items()
+        if k not in ("steps", "eval_every", "save_every", "keep", "patience")
+    }
+    return {**{k: v for k, v in plan.items() if k not in free}, "train": train}
+
+
+def check_zero(plan: Plan, state: RunState, only_warm_start: bool) -> None:
+    """Raises RunError when the run would do nothing."""
+    warm = plan.warm_start.steps if plan.warm_start is not None and plan.init is None else 0
+    pending = has_eval(plan) and str(state.step) not in state.evals and state.digest != ""
+    if only_warm_start:
+        if warm == 0:
+            raise RunError(
+                "the experiment has no warm start to run", "give it warm_start: with data and steps"
+            )
+        if state.warmed and not pending:
+            raise RunError(
+                "the warm start is done already: nothing is left to do",
+                "train on with masflow train --resume",
+            )
+    elif plan.train.steps == 0:
+        raise RunError(
+            "train.steps is 0: the run would do nothing",
+            "set train.steps, or use masflow sft for the warm start alone",
+        )
+    elif state.step >= plan.train.steps and not pending:
+        message = f"the run has done {state.step} of {plan.train.steps} steps: nothing is left to do"
+        raise RunError(message, f"raise it: --set train.steps={2 * state.step}")
