@@ -1,16 +1,148 @@
-"""The base of every spec: closed, frozen, its attribute docstrings are the reference."""
+"""The base of every spec: closed, frozen, its attribute docstrings are the reference; and how a validator says what
+is wrong. Knows no files and no lines: `masflow.project` gives a fault its place."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from masflow.errors import closest
 
 JsonValue = object
 """Anything that JSON can hold; strings may be templates."""
+
+NAME = re.compile(r"[A-Za-z_]\w*\Z")
+
+
+class Fault(ValueError):
+    """What a validator finds wrong: text, stable code, fix, and the place below the validated value."""
+
+    def __init__(self, message: str, *, code: str = "bad-value", fix: str = "", path: tuple[Any, ...] = ()):
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.fix = fix
+        self.path = path
+
+    def below(self, *path: Any) -> Fault:
+        return Fault(self.message, code=self.code, fix=self.fix, path=(*path, *self.path))
+
+
+class Faults(ValueError):
+    """Several faults of one value, raised together."""
+
+    def __init__(self, faults: Iterable[Fault]):
+        self.faults = tuple(faults)
+        super().__init__("\n".join(f.message for f in self.faults))
+
+
+def unknown_word(
+    kind: str, value: object, known: Iterable[str], *, code: str = "", path: tuple[Any, ...] = ()
+) -> Fault:
+    """The fault of a word that isn't one of the known ones, with the nearest as the fix."""
+    words = list(known)
+    near = closest(str(value), words)
+    fix = f"write '{near}'" if near else f"use one of {', '.join(words)}"
+    message = f"unknown {kind} '{value}'; known: {', '.join(words)}"
+    return Fault(message, code=code or f"unknown-{kind.replace(' ', '-')}", fix=fix, path=path)
 
 
 class Spec(BaseModel):
     """A part of a user's document. Unknown keys are refused; objects are immutable and comparable."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True, serialize_by_alias=True
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        populate_by_name=True,
+        serialize_by_alias=True,
     )
+    hints: ClassVar[dict[str, str]] = {}
+    """Keys that people write here by mistake → the key that they mean."""
+
+    @classmethod
+    def known_keys(cls) -> tuple[str, ...]:
+        return tuple(f.alias or name for name, f in cls.model_fields.items() if not f.exclude)
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        """Turn a shorthand into the mapping form; raises `Fault` when it can't."""
+        return data
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        """What is wrong with the mapping form beyond single keys."""
+        yield from ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _all_at_once(cls, data: Any, handler: Callable[[Any], Any]) -> Any:
+        if isinstance(data, BaseModel):
+            return handler(data)
+        data = cls.longhand(data)
+        if not isinstance(data, dict):
+            return handler(data)
+        found = [*cls._unknown_keys(data), *cls.faults(data)]
+        if not found:
+            return handler(data)
+        details = [_detail(fault) for fault in found]
+        try:
+            handler({k: v for k, v in data.items() if k in cls.model_fields or k in cls.known_keys()})
+        except ValidationError as error:
+            seen = {fault.path for fault in found}
+            details += [_again(e) for e in error.errors(include_url=False) if e["loc"] not in seen]
+        raise ValidationError.from_exception_data(cls.__name__, details)
+
+    @classmethod
+    def _unknown_keys(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        if cls.model_config.get("extra") == "allow":
+            return
+        known = cls.known_keys()
+        for key in data:
+            if key not in known and key not in cls.model_fields:
+                fault = unknown_word("key", key, known, path=(key,))
+                meant = cls.hints.get(key)
+                yield (
+                    Fault(fault.message, code=fault.code, fix=f"write '{meant}'", path=(key,))
+                    if meant
+                    else fault
+                )
+
+
+def _detail(fault: Fault) -> InitErrorDetails:
+    error = PydanticCustomError("fault", "{text}", {"text": fault.message, "fault": fault})
+    return InitErrorDetails(type=error, loc=(), input=None)
+
+
+def _again(error: Any) -> InitErrorDetails:
+    kind: Any = error["type"]
+    if kind in ("fault", "value_error"):
+        kind = PydanticCustomError("fault", "{text}", {"text": error["msg"], "fault": fault_of(error)})
+        return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
+    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"], ctx=error.get("ctx", {}))
+
+
+def fault_of(error: Any) -> ValueError | None:
+    """The `Fault` or `Faults` behind one entry of `ValidationError.errors()`, if a validator of ours raised it."""
+    context = error.get("ctx", {})
+    found = context.get("fault") or context.get("error")
+    return found if isinstance(found, (Fault, Faults)) else None
+
+
+def by_shape(mapping: str, other: str, sequence: str = "") -> Callable[[Any], str]:
+    """A discriminator by the shape of the value, so that only one branch of a union reports errors.
+
+    Args:
+        mapping: tag of mappings and specs; other: tag of everything else; sequence: tag of lists, default `other`.
+    """
+
+    def tag(value: Any) -> str:
+        if isinstance(value, (dict, BaseModel)):
+            return mapping
+        return (sequence or other) if isinstance(value, (list, tuple)) else other
+
+    return tag

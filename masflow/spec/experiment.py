@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from masflow.spec.base import JsonValue, Spec
+from masflow.spec.base import Fault, JsonValue, Spec, by_shape
 from masflow.spec.mapping import ConfigBase, Mapping, Optimizer
 from masflow.spec.runtime import Runtime
-from masflow.spec.workflow import Sampling, Workflow
+from masflow.spec.workflow import Either, Workflow
 
 
 class WorkflowUse(Spec):
     """A workflow file with its parameters."""
 
-    use: str | Workflow
+    use: Annotated[Annotated[str, Tag("<name>")] | Annotated[Workflow, Tag("<inline>")], Either]
     params: dict[str, JsonValue] = Field(default_factory=dict)
 
 
@@ -27,7 +27,13 @@ class DataSource(Spec):
     weight: float = Field(1.0, gt=0)
 
 
-Source = str | DataSource | tuple[DataSource | str, ...]
+OneSource = Annotated[Annotated[str, Tag("<name>")] | Annotated[DataSource, Tag("<inline>")], Either]
+Source = Annotated[
+    Annotated[str, Tag("<name>")]
+    | Annotated[DataSource, Tag("<inline>")]
+    | Annotated[tuple[OneSource, ...], Tag("<list>")],
+    Discriminator(by_shape("<inline>", "<name>", "<list>")),
+]
 """A path or id, the long form, or a mixture."""
 
 
@@ -59,6 +65,10 @@ class Kl(Spec):
 
 class Algorithm(Spec):
     """`use` selects a preset whose defaults are the published setting; every other field overrides it."""
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        return {"use": data} if isinstance(data, str) else data
 
     use: Literal["grpo", "rloo"] = "grpo"
     samples: int | None = Field(None, ge=1)
@@ -110,19 +120,43 @@ class Eval(Spec):
     """The reward whose mean is the headline; default: the first trajectory reward, else the first."""
 
 
+def _passes(value: object) -> object:
+    """Each entry is `NAME` or `{NAME: {settings}}`."""
+    if not isinstance(value, (list, tuple)):
+        raise Fault(
+            "'passes' is a list", code="wrong-type", fix="write a list with entries like '- top_k: {k: 5}'"
+        )
+    entries: list[Any] = []
+    for i, entry in enumerate(value):
+        entry = {entry: {}} if isinstance(entry, str) else entry
+        if not isinstance(entry, dict) or len(entry) != 1:
+            fix = "write each pass as an entry of its own: '- NAME: {…}'"
+            raise Fault("a pass is its name, or {name: {settings}}", code="bad-pass", fix=fix, path=(i,))
+        name, settings = next(iter(entry.items()))
+        if not isinstance(settings, (dict, type(None))):
+            message = f"the settings of pass '{name}' are a mapping; got {settings!r}"
+            raise Fault(message, code="bad-pass", fix=f"write {{{name}: {{…}}}}", path=(i, name))
+        entries.append({name: settings or {}})
+    return tuple(entries)
+
+
 class Experiment(Spec):
     """A whole experiment."""
 
-    workflow: str | WorkflowUse
-    mapping: str | Mapping
-    runtime: str | Runtime = Runtime()
-    base: str | ConfigBase | None = None
+    workflow: Annotated[Annotated[str, Tag("<name>")] | Annotated[WorkflowUse, Tag("<inline>")], Either]
+    mapping: Annotated[Annotated[str, Tag("<name>")] | Annotated[Mapping, Tag("<inline>")], Either]
+    runtime: Annotated[Annotated[str, Tag("<name>")] | Annotated[Runtime, Tag("<inline>")], Either] = (
+        Runtime()
+    )
+    base: Annotated[Annotated[str, Tag("<name>")] | Annotated[ConfigBase, Tag("<inline>")], Either] | None = (
+        None
+    )
     data: Data = Data()
     init: str | None = None
     """`RUN` or `RUN@step`; the warm start is then left out."""
     warm_start: WarmStart | None = None
     algorithm: Algorithm = Algorithm()
-    passes: tuple[dict[str, Any], ...] = ()
+    passes: Annotated[tuple[dict[str, Any], ...], BeforeValidator(_passes)] = ()
     train: Train = Train()
     eval: Eval = Eval()
     summary: str = ""

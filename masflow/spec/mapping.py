@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from masflow.spec.base import Spec
+from masflow.spec.base import Fault, Spec, by_shape
+from masflow.spec.names import NameList, check_names
 
-Roles = Literal["rest"] | tuple[str, ...]
+
+def _roles(value: object) -> object:
+    if isinstance(value, str) and value != "rest":
+        raise Fault(f"'{value}' isn't a list of roles, nor 'rest'", code="wrong-type", fix=f"write [{value}]")
+    if isinstance(value, (list, tuple)) and "rest" in value:
+        raise Fault("'rest' stands alone, not in a list", code="bad-roles", fix="write 'roles: rest'")
+    if isinstance(value, (list, tuple)) and not value:
+        raise Fault("the list of roles is empty", code="empty", fix="name a role, or write 'rest'")
+    return value
+
+
+Roles = Annotated[
+    Annotated[Literal["rest"], Tag("<rest>")] | Annotated[NameList, Tag("<list>")],
+    Discriminator(by_shape("<rest>", "<rest>", "<list>")),
+    BeforeValidator(_roles),
+]
 """Role names or globs, or `rest`: every role that nothing else names."""
+
+
+Either = Discriminator(by_shape("<inline>", "<name>"))
 
 
 class Optimizer(Spec):
@@ -31,7 +51,10 @@ class Lora(Spec):
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
-    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    targets: Annotated[
+        Annotated[NameList, Tag("<list>")] | Annotated[Literal["all-linear"], Tag("<word>")],
+        Discriminator(by_shape("<word>", "<word>", "<list>")),
+    ] = "all-linear"
 
 
 class Wordpiece(Spec):
@@ -57,7 +80,7 @@ class ConfigBase(Spec):
     """Keyword arguments of the Hugging Face config class of `model_type`."""
     init: BaseInit = BaseInit()
     freeze: tuple[Literal["embeddings"], ...] = ()
-    tokenizer: TokenizerSpec | str
+    tokenizer: Annotated[Annotated[str, Tag("<name>")] | Annotated[TokenizerSpec, Tag("<inline>")], Either]
     """How to make one, or a folder or id to load."""
 
 
@@ -66,11 +89,20 @@ class Model(Spec):
 
     roles: Roles
     per: Literal["role"] | None = None
-    base: str | ConfigBase | None = None
+    base: Annotated[Annotated[str, Tag("<name>")] | Annotated[ConfigBase, Tag("<inline>")], Either] | None = (
+        None
+    )
     """A folder, a Hugging Face id, or a config; default: the experiment's `base`."""
     train: Literal["full", "lora", "frozen"] = "full"
     lora: Lora = Lora()
-    adapters: Literal["per_role"] | dict[str, Roles] | None = None
+    adapters: (
+        Annotated[
+            Annotated[Literal["per_role"], Tag("<word>")]
+            | Annotated[dict[str, Roles], check_names("adapter", some=True), Tag("<groups>")],
+            Discriminator(by_shape("<groups>", "<word>")),
+        ]
+        | None
+    ) = None
     """With `train: lora`: one adapter a role, or by group; default: one adapter."""
     optimizer: Optimizer | None = None
     """Default: the experiment's."""
@@ -80,8 +112,33 @@ class Model(Spec):
     """Window in tokens; default: what the base says."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
 
+    hints: ClassVar[dict[str, str]] = {
+        "role": "roles",
+        "model": "base",
+        "lr": "optimizer: {lr: …}",
+        "rank": "lora: {rank: …}",
+    }
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        lora = data.get("train") == "lora"
+        for key in ("lora", "adapters"):
+            if data.get(key) is not None and not lora:
+                message = (
+                    f"'{key}' belongs to 'train: lora'; this model is trained {data.get('train', 'full')}"
+                )
+                yield Fault(
+                    message, code="useless-key", fix=f"add 'train: lora', or remove '{key}'", path=(key,)
+                )
+        if data.get("train") == "frozen" and data.get("optimizer") is not None:
+            message = "a frozen model has no optimizer"
+            yield Fault(message, code="useless-key", fix="remove 'optimizer'", path=("optimizer",))
+        if data.get("per") == "role" and data.get("adapters") is not None:
+            message = "'per: role' makes a model a role; 'adapters' shares one"
+            yield Fault(message, code="per-and-adapters", fix="remove one of them", path=("adapters",))
+
 
 class Mapping(Spec):
     """A whole mapping."""
 
-    models: dict[str, Model]
+    models: Annotated[dict[str, Model], check_names("model", some=True)]

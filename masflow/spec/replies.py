@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from masflow.spec.base import JsonValue, Spec
-from masflow.spec.types import TypeField
+from masflow.spec.base import NAME, Fault, JsonValue, Spec, by_shape, unknown_word
+from masflow.spec.types import Type, TypeField, word_text
 
 FORMATS = ("text", "tag", "tags", "json", "choice", "regex", "code")
 
@@ -18,13 +19,92 @@ class Retry(Spec):
     retry: int = Field(ge=1, le=16)
 
 
+OnMalformed = Annotated[
+    Annotated[Literal["end", "continue"], Tag("<word>")] | Annotated[Retry, Tag("<retry>")],
+    Discriminator(by_shape("<retry>", "<word>")),
+]
+
+
 class ReplyBase(Spec):
     max_tokens: int = Field(256, ge=1)
     """Generation budget of one turn, in tokens."""
-    on_malformed: Literal["end", "continue"] | Retry | None = None
+    on_malformed: OnMalformed | None = None
     """Default: `end`; inside `foreach` and `copies`: `continue`."""
     default: JsonValue | None = None
     """The value after a malformed reply with `continue`; otherwise its fields are null."""
+
+
+def _tag_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w-]*", value):
+        message = f"'{value}' can't be a tag"
+        raise Fault(message, code="bad-name", fix="write a word without < >, such as 'answer'")
+    return value
+
+
+TagName = Annotated[str, AfterValidator(_tag_name)]
+
+
+def _some_fields(fields: dict[str, Type]) -> dict[str, Type]:
+    if not fields:
+        raise Fault("no field is named", code="bad-reply", fix="name a field: {answer: str}")
+    for name in fields:
+        if not NAME.match(name):
+            raise Fault(
+                f"field '{name}' isn't an identifier",
+                code="bad-name",
+                fix="use letters, digits and _",
+                path=(name,),
+            )
+    return fields
+
+
+def _tags(tags: dict[str, Type]) -> dict[str, Type]:
+    return _some_fields(tags)
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    import jsonschema
+
+    try:
+        jsonschema.validators.validator_for(schema).check_schema(schema)
+    except jsonschema.SchemaError as error:
+        path = tuple(error.absolute_path)
+        raise Fault(
+            f"not a JSON Schema: {error.message}", code="bad-schema", fix="correct the schema", path=path
+        ) from None
+    return schema
+
+
+def _choice(value: object) -> object:
+    if isinstance(value, str):
+        if not re.fullmatch(r"\s*\{\{.*\}\}\s*", value, re.S):
+            fix = f'write [{value}, …], or a "{{{{ }}}}" that gives a list'
+            raise Fault(f"'choice' is a list of words; got '{value}'", code="bad-reply", fix=fix)
+        return value
+    if (
+        not isinstance(value, (list, tuple))
+        or not value
+        or any(isinstance(v, (dict, list)) or v is None for v in value)
+    ):
+        raise Fault(f"'choice' is a list of words; got {value!r}", code="bad-reply", fix="write [yes, no]")
+    words = tuple(word_text(word) for word in value)
+    twice = next((word for word in words if words.count(word) > 1), None)
+    if twice is not None:
+        raise Fault(f"the choice has '{twice}' twice", code="duplicate-choice", fix=f"write '{twice}' once")
+    return words
+
+
+def _pattern(value: str) -> str:
+    try:
+        pattern = re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise Fault(
+            f"not a pattern: {error}", code="bad-regex", fix="correct the regular expression"
+        ) from None
+    if not pattern.groupindex:
+        message = "the pattern has no named group, so the reply would have no field"
+        raise Fault(message, code="bad-regex", fix="name what you want: (?P<answer>…)")
+    return value
 
 
 class TextReply(ReplyBase):
@@ -37,93 +117,128 @@ class TagReply(ReplyBase):
     """The text between `<tag>` and `</tag>`; anything else is malformed."""
 
     format: Literal["tag"] = "tag"
-    tag: str
+    tag: TagName
 
 
 class TagsReply(ReplyBase):
     """Several tags, each with a type."""
 
     format: Literal["tags"] = "tags"
-    tags: dict[str, TypeField]
+    tags: Annotated[dict[str, TypeField], AfterValidator(_tags)]
 
 
 class JsonReply(ReplyBase):
     """A JSON object with typed fields, or one that fits a JSON Schema."""
 
     format: Literal["json"] = "json"
-    fields: dict[str, TypeField] | None = None
-    json_schema: dict[str, Any] | None = None
+    fields: Annotated[dict[str, TypeField], AfterValidator(_some_fields)] | None = None
+    json_schema: Annotated[dict[str, Any], AfterValidator(_schema)] | None = None
 
 
 class ChoiceReply(ReplyBase):
     """One of a list of words, or of the list that an expression gives."""
 
     format: Literal["choice"] = "choice"
-    choice: tuple[str, ...] | str
+    choice: Annotated[tuple[str, ...] | str, BeforeValidator(_choice)]
 
 
 class RegexReply(ReplyBase):
     """The named groups of a pattern."""
 
     format: Literal["regex"] = "regex"
-    regex: str
+    regex: Annotated[str, AfterValidator(_pattern)]
 
 
 class CodeReply(ReplyBase):
-    """The first fenced block in a language, as `.code`."""
+    """The first fenced block in a language (any, when left out), as `.code`."""
 
     format: Literal["code"] = "code"
-    code: str
-
-
-def _reply_format(raw: object) -> str | None:
-    return raw.get("format") if isinstance(raw, dict) else getattr(raw, "format", None)
-
-
-Reply = Annotated[
-    Annotated[TextReply, Tag("text")]
-    | Annotated[TagReply, Tag("tag")]
-    | Annotated[TagsReply, Tag("tags")]
-    | Annotated[JsonReply, Tag("json")]
-    | Annotated[ChoiceReply, Tag("choice")]
-    | Annotated[RegexReply, Tag("regex")]
-    | Annotated[CodeReply, Tag("code")],
-    Discriminator(_reply_format),
-]
-"""A reply spec. `normalise_reply` turns the YAML shorthand into this long form first."""
+    code: str = ""
 
 
 def normalise_reply(raw: object) -> object:
     """`text` → {format: text}; {tag: answer, …} → {format: tag, tag: answer, …}; {json: {…}} → fields or schema.
 
     Raises:
-        ValueError: no format, or several, with the known ones.
+        Fault: no format, or several, with the known ones.
     """
-    if isinstance(raw, str):
-        raw = {raw: None} if raw in FORMATS else {"format": raw}
-    if not isinstance(raw, dict):
+    if isinstance(raw, ReplyBase):
         return raw
+    if isinstance(raw, str):
+        if raw not in FORMATS:
+            raise unknown_word("reply format", raw, FORMATS)
+        raw = {raw: None}
+    if not isinstance(raw, dict):
+        raise Fault(
+            f"a reply is a format or a mapping; got {raw!r}",
+            code="bad-reply",
+            fix="write text, or {tag: answer}",
+        )
     if "format" in raw:
         if raw["format"] not in FORMATS:
-            raise ValueError(f"unknown reply format {raw['format']!r}; known: {', '.join(FORMATS)}")
+            raise unknown_word("reply format", raw["format"], FORMATS, path=("format",))
         return raw
     found = [key for key in raw if key in FORMATS]
-    if len(found) != 1:
-        raise ValueError(f"a reply has exactly one format of {', '.join(FORMATS)}; got {', '.join(map(str, raw)) or 'none'}")
-    name = found[0]
+    if len(found) > 1:
+        message = f"a reply has exactly one format of {', '.join(FORMATS)}; got {', '.join(found)}"
+        raise Fault(
+            message,
+            code="bad-reply",
+            fix=f"keep '{found[0]}'; several values in one reply are 'tags' or 'json'",
+        )
+    if not found:
+        raise _no_format(raw)
+    return _long(found[0], raw)
+
+
+def _no_format(raw: dict[Any, Any]) -> Fault:
+    misspelt = [key for key in raw if key not in ("max_tokens", "on_malformed", "default")]
+    if misspelt:
+        return unknown_word("reply format", misspelt[0], FORMATS, path=(misspelt[0],))
+    message = f"a reply has exactly one format of {', '.join(FORMATS)}; got none"
+    return Fault(message, code="bad-reply", fix="add one, such as 'tag: answer'")
+
+
+def _long(name: str, raw: dict[Any, Any]) -> dict[Any, Any]:
+    if raw[name] is None and name not in ("text", "code"):
+        example = {"tags": "{score: int}", "json": "{answer: str}", "choice": "[yes, no]"}.get(name, "answer")
+        fix = f"write {{{name}: {example}}}"
+        raise Fault(f"reply format '{name}' needs a value", code="bad-reply", fix=fix, path=(name,))
+    if name == "text" and raw[name] is not None:
+        raise Fault(
+            "reply format 'text' takes no value", code="bad-reply", fix="write {text: , …}", path=(name,)
+        )
     long = {"format": name, **{k: v for k, v in raw.items() if k not in ("text", "json")}}
+    if name == "code" and raw[name] is None:
+        long["code"] = ""
     if name == "json":
-        is_schema = isinstance(raw["json"], dict) and ("$schema" in raw["json"] or raw["json"].get("type") == "object")
+        is_schema = isinstance(raw["json"], dict) and (
+            "$schema" in raw["json"] or raw["json"].get("type") == "object"
+        )
         long["json_schema" if is_schema else "fields"] = raw["json"]
     return long
 
 
-class HasReply(Spec):
-    """Mixin for specs with a `reply` key in shorthand."""
+def _reply_format(raw: object) -> str | None:
+    name = raw.get("format") if isinstance(raw, dict) else getattr(raw, "format", None)
+    return f"<{name}>"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _long_reply(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "reply" in data:
-            return {**data, "reply": normalise_reply(data["reply"])}
-        return data
+
+Reply = Annotated[
+    Annotated[TextReply, Tag("<text>")]
+    | Annotated[TagReply, Tag("<tag>")]
+    | Annotated[TagsReply, Tag("<tags>")]
+    | Annotated[JsonReply, Tag("<json>")]
+    | Annotated[ChoiceReply, Tag("<choice>")]
+    | Annotated[RegexReply, Tag("<regex>")]
+    | Annotated[CodeReply, Tag("<code>")],
+    Discriminator(_reply_format),
+    BeforeValidator(normalise_reply),
+]
+"""A reply spec. `normalise_reply` turns the YAML shorthand into this long form first."""
+
+
+class HasReply(Spec):
+    """Mixin for specs with a `reply` key, in shorthand or in full."""
+
+    reply: Reply = TextReply()

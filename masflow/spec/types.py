@@ -10,6 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 
+from masflow.errors import closest
+from masflow.spec.base import NAME, Fault, Faults
+
 SCALARS = ("str", "int", "float", "bool", "any")
 
 
@@ -42,28 +45,93 @@ ANY = Type("any", nullable=True)
 STR = Type("str")
 
 
+KNOWN = f"{', '.join(SCALARS)}, [TYPE], [word, word], {{name: TYPE}}, TYPE?"
+
+
 def parse_type(raw: object) -> Type:
     """Read a type as YAML gives it.
 
     Raises:
-        ValueError: not a type, with the known ones.
+        Fault: not a type, with the known ones; `Faults` when a record has several.
     """
     if isinstance(raw, Type):
         return raw
     if isinstance(raw, str):
-        name, nullable = (raw[:-1], True) if raw.endswith("?") else (raw, False)
-        if name in SCALARS:
-            return Type(name, nullable or name == "any")
-        raise ValueError(f"unknown type '{raw}'; known: {', '.join(SCALARS)}, [TYPE], [word, word], {{name: TYPE}}, TYPE?")
+        return _parse_word(raw)
     if isinstance(raw, (list, tuple)) and raw:
-        if len(raw) == 1 and (not isinstance(raw[0], str) or raw[0].rstrip("?") in SCALARS):
-            return Type("list", item=parse_type(raw[0]))
-        if all(isinstance(word, (str, int, float, bool)) for word in raw):
-            return Type("choice", choices=tuple(word if isinstance(word, str) else str(word) for word in raw))
-        raise ValueError("a list type has one type, [str], or is a choice of words, [yes, no]")
+        return _parse_list(raw)
     if isinstance(raw, dict) and raw:
-        return Type("record", fields=tuple((str(k), parse_type(v)) for k, v in raw.items()))
-    raise ValueError(f"not a type: {raw!r}; known: {', '.join(SCALARS)}, [TYPE], [word, word], {{name: TYPE}}, TYPE?")
+        return _parse_record(raw)
+    shown = "null" if raw is None else repr(raw)
+    raise Fault(
+        f"not a type: {shown}; known: {KNOWN}", code="unknown-type", fix="write a type such as str or [str]"
+    )
+
+
+def _parse_word(raw: str) -> Type:
+    name, nullable = (raw[:-1], True) if raw.endswith("?") else (raw, False)
+    if name in SCALARS:
+        return Type(name, nullable or name == "any")
+    usual = {
+        "string": "str",
+        "text": "str",
+        "integer": "int",
+        "number": "float",
+        "boolean": "bool",
+        "list": "[str]",
+    }
+    near = usual.get(name.lower()) or closest(name, SCALARS)
+    fix = f"write '{near}{'?' if nullable else ''}'" if near else "use a known type"
+    raise Fault(f"unknown type '{raw}'; known: {KNOWN}", code="unknown-type", fix=fix)
+
+
+def _parse_list(raw: list[Any] | tuple[Any, ...]) -> Type:
+    if len(raw) == 1 and (not isinstance(raw[0], str) or raw[0].rstrip("?") in SCALARS):
+        return Type("list", item=_below(raw[0], 0))
+    if not all(isinstance(word, (str, int, float)) for word in raw):
+        message = "a list type has one type, [str], or is a choice of words, [yes, no]"
+        raise Fault(message, code="unknown-type", fix="write [TYPE] or [word, word]")
+    words = tuple(word_text(word) for word in raw)
+    if len(set(words)) < len(words):
+        twice = next(word for word in words if words.count(word) > 1)
+        raise Fault(f"the choice has '{twice}' twice", code="duplicate-choice", fix=f"write '{twice}' once")
+    return Type("choice", choices=words)
+
+
+def _parse_record(raw: dict[Any, Any]) -> Type:
+    faults: list[Fault] = []
+    fields: list[tuple[str, Type]] = []
+    for key, inner in raw.items():
+        name = str(key)
+        if not NAME.match(name):
+            fix = "use letters, digits and _ only"
+            faults.append(
+                Fault(f"field '{name}' isn't an identifier", code="bad-name", fix=fix, path=(name,))
+            )
+            continue
+        try:
+            fields.append((name, _below(inner, name)))
+        except Fault as fault:
+            faults.append(fault)
+        except Faults as several:
+            faults.extend(several.faults)
+    if faults:
+        raise Faults(faults)
+    return Type("record", fields=tuple(fields))
+
+
+def _below(raw: object, *path: str | int) -> Type:
+    try:
+        return parse_type(raw)
+    except Fault as fault:
+        raise fault.below(*path) from None
+    except Faults as several:
+        raise Faults(fault.below(*path) for fault in several.faults) from None
+
+
+def word_text(word: object) -> str:
+    """A word of a choice as text, the way YAML writes it (`true`, not `True`)."""
+    return word if isinstance(word, str) else str(word).lower() if isinstance(word, bool) else str(word)
 
 
 def dump_type(type_: Type) -> Any:
@@ -101,9 +169,17 @@ def mismatch(value: object, type_: Type, path: str = "") -> str | None:
             if found:
                 return found
         extra = sorted(set(map(str, value)) - {name for name, _ in type_.fields})
-        return f"{here}: unknown field '{extra[0]}'; known: {', '.join(n for n, _ in type_.fields)}" if extra else None
+        return (
+            f"{here}: unknown field '{extra[0]}'; known: {', '.join(n for n, _ in type_.fields)}"
+            if extra
+            else None
+        )
     if kind == "choice":
-        return None if value in type_.choices else f"{here}: expected one of {', '.join(type_.choices)}, got {value!r}"
+        return (
+            None
+            if value in type_.choices
+            else f"{here}: expected one of {', '.join(type_.choices)}, got {value!r}"
+        )
     accepted = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}[kind]
     wrong = not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool")
     return _expected(here, type_, value) if wrong else None

@@ -1,0 +1,255 @@
+"""Documents and places: the project's root, references between files, YAML to specs with file and line.
+
+Knows no graph: whatever spans objects is checked by the compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from pydantic import ValidationError
+
+from masflow.errors import Problem, SpecError, Where, closest
+from masflow.spec.base import Spec
+from masflow.spec.experiment import Experiment
+from masflow.spec.mapping import Mapping
+from masflow.spec.problems import problems_of
+from masflow.spec.runtime import Runtime
+from masflow.spec.workflow import Workflow
+from masflow.spec.yaml import read_yaml
+
+Kind = Literal["workflow", "mapping", "runtime", "experiment"]
+S = TypeVar("S", bound=Spec)
+KINDS: dict[str, type[Spec]] = {
+    "workflow": Workflow,
+    "experiment": Experiment,
+    "mapping": Mapping,
+    "runtime": Runtime,
+}
+"""Every kind of document and its spec."""
+ROOT_SIGNS = ("workflows", "pyproject.toml", ".git")
+MAX_BYTES = 8_000_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values of a document stand. `lines` maps a path of keys and indices to its line, from 1."""
+
+    file: str
+    lines: dict[tuple[str | int, ...], int] = field(default_factory=dict, repr=False)
+
+    def where(self, *path: str | int) -> Where:
+        """The place of a value, on the line of its nearest known ancestor."""
+        line = next((self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), 0)
+        return Where(self.file, line, ".".join(map(str, path)))
+
+    def under(self, *path: str | int) -> Source:
+        """The source of a document written inside this one."""
+        size = len(path)
+        inner = {p[size:]: line for p, line in self.lines.items() if p[:size] == path}
+        return Source(self.file, {(): self.where(*path).line, **inner})
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[S]):
+    """One document as a spec, with the places of its values and the project that it belongs to."""
+
+    kind: Kind
+    spec: S
+    source: Source
+    path: Path | None
+    root: Path
+
+
+def find_root(start: Path) -> Path:
+    """The nearest parent that has `workflows/`, `pyproject.toml` or `.git`; else the folder of `start`."""
+    start = start.absolute()
+    folder = start if start.is_dir() else start.parent
+    for parent in (folder, *folder.parents):
+        if any((parent / sign).exists() for sign in ROOT_SIGNS):
+            return parent
+    return folder
+
+
+def resolve(ref: str, beside: Path | None, root: Path, where: Where, what: str = "file") -> Path:
+    """The file that a reference names: `lib:NAME`, beside the file that names it, or at the root.
+
+    Args:
+        beside: the file that holds the reference (or a folder); None: the root alone.
+        what: the thing in messages: `workflow`, `mapping`, `prompt`, …; narrows `lib:NAME` too.
+    Raises:
+        SpecError: missing (with the nearest name), or found at both places.
+    """
+    if ref.startswith("lib:"):
+        from masflow.library import find_in_library
+
+        return find_in_library(ref[4:], where, what)
+    folder = None if beside is None else beside if _exists(beside) and beside.is_dir() else beside.parent
+    tried = [path / ref for path in dict.fromkeys(p for p in (folder, root) if p is not None)]
+    found = list(dict.fromkeys(Path(os.path.normpath(path.absolute())) for path in tried if _exists(path)))
+    if len(found) > 1:
+        message = f"{what} '{ref}' exists twice: {_short(found[0], root)} and {_short(found[1], root)}"
+        raise SpecError(
+            Problem.at(where, "ambiguous-path", message, "rename one of them, or write an absolute path")
+        )
+    if found:
+        return found[0]
+    raise SpecError(_missing(ref, tried, where, what, root))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _short(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _missing(ref: str, tried: list[Path], where: Where, what: str, root: Path) -> Problem:
+    near: str | None = None
+    for path in tried:
+        if _exists(path.parent) and path.parent.is_dir():
+            names = [p.name for p in sorted(path.parent.iterdir())[:2000]]
+            near = near or closest(path.name, names)
+    fix = (
+        f"write '{(Path(ref).parent / near).as_posix()}'"
+        if near
+        else f"create it as {_short(tried[0], root)}"
+    )
+    places = ", ".join(_short(path, root) for path in tried)
+    return Problem.at(where, "missing-file", f"{what} '{ref}' not found; tried {places}", fix)
+
+
+def expand_data(ref: str, root: Path, where: Where) -> str:
+    """Put variables into a data path: `${MASFLOW_DATA}` (default `<root>/../shared/data`) and the environment's.
+
+    Raises:
+        SpecError: a variable that isn't set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name == "MASFLOW_DATA":
+            return os.environ.get(name) or str(root.parent / "shared" / "data")
+        if name not in os.environ:
+            message = f"the variable '{name}' of '{ref}' isn't set"
+            raise SpecError(
+                Problem.at(where, "unset-variable", message, f"export {name}=… or write the path itself")
+            )
+        return os.environ[name]
+
+    return re.sub(r"\$\{(\w+)\}", value, ref)
+
+
+def load(path: Path, kind: str | None = None) -> Loaded[Any]:
+    """Read a YAML document and make its spec; the kind is told by the keys unless given.
+
+    Raises:
+        SpecError: every problem of this document.
+    """
+    path = Path(path)
+    file = display_path(path)
+    data, lines, notes = read_yaml(read_bytes(path, file), file)
+    source = Source(file, lines)
+    if notes:
+        raise SpecError(notes)
+    return load_data(data, source, kind, find_root(path), path=path)
+
+
+def load_data(
+    data: object, source: Source, kind: str | None, root: Path, path: Path | None = None
+) -> Loaded[Any]:
+    """Make the spec of already parsed data (a builder's, or a document written inside another one).
+
+    Raises:
+        SpecError: every problem of this document.
+    """
+    told = _tell_kind(data, source)
+    if kind is not None and told != kind and not (isinstance(data, dict) and _score(data, kind)):
+        message = f"this is a {told} document; a {kind} belongs here"
+        raise SpecError(Problem.at(source.where(), "wrong-document", message, f"name a {kind} file"))
+    kind = kind or told
+    try:
+        spec = KINDS[kind].model_validate(data)
+    except ValidationError as error:
+        raise SpecError(problems_of(error, data, source.where, source.lines)) from None
+    return Loaded(cast(Kind, kind), spec, source, path, root)
+
+
+def _score(data: dict[Any, Any], kind: str) -> int:
+    keys = set(KINDS[kind].known_keys()) - {"name", "summary"}
+    return sum(key in keys for key in data)
+
+
+def _tell_kind(data: object, source: Source) -> str:
+    if not isinstance(data, dict):
+        got = "empty" if data is None else f"a {type(data).__name__}"
+        message = (
+            f"the document is {got}; it is a mapping of keys: a workflow, mapping, runtime or experiment"
+        )
+        raise SpecError(
+            Problem.at(source.where(), "not-a-document", message, "begin with 'name: my_workflow'")
+        )
+    scores = {kind: _score(data, kind) for kind in KINDS}
+    best = max(scores, key=lambda kind: scores[kind])
+    if scores[best]:
+        return best
+    listed = "; ".join(f"{kind}: {', '.join(spec.known_keys()[:6])}, …" for kind, spec in KINDS.items())
+    found = ", ".join(map(str, list(data)[:6])) or "(no keys)"
+    message = f"can't tell what kind of document this is by its keys {found}; known: {listed}"
+    raise SpecError(
+        Problem.at(source.where(), "unknown-document", message, "use the keys of one kind of document")
+    )
+
+
+def display_path(path: Path) -> str:
+    """The path as a person would write it: relative to the working folder when it lies inside."""
+    try:
+        return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+    except (OSError, ValueError):
+        return str(path)
+
+
+def read_bytes(path: Path, file: str) -> bytes:
+    """The bytes of a document.
+
+    Raises:
+        SpecError: missing, not a file, unreadable or too big.
+    """
+    where = Where(file)
+    try:
+        if path.is_dir():
+            raise SpecError(
+                Problem.at(where, "not-a-file", f"'{file}' is a folder", "name a YAML file inside it")
+            )
+        if path.stat().st_size > MAX_BYTES:
+            message = f"'{file}' has more than {MAX_BYTES:,} bytes"
+            raise SpecError(
+                Problem.at(where, "too-big", message, "a document holds settings; keep data in data files")
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise SpecError(
+            _missing(str(path), [path.absolute()], where, "file", path.absolute().parent)
+        ) from None
+    except (OSError, ValueError) as error:
+        message = f"'{file}' can't be read: {error}"
+        raise SpecError(
+            Problem.at(where, "unreadable", message, "check the name and its permissions")
+        ) from None
+
+
+def find_documents(path: Path) -> Iterator[Path]:
+    """The YAML files below a folder, sorted; a file is itself."""
+    if not path.is_dir():
+        yield path
+        return
+    yield from sorted(p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file())
