@@ -1,5 +1,7 @@
-"""The content that ships with the package: workflows, rewards, mappings, runtimes and examples. Finds `lib:NAME`,
-lists what there is, and copies it out. Knows no specs beyond a document's `summary`."""
+"""The content that ships with the package: finds `lib:NAME`, lists what there is, and copies it out.
+
+Knows no specs beyond a document's `summary`.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def list_content(root: Path) -> list[Content]:
-    """Everything that a user may name: the project's own content, then the library's, in the order of `FOLDERS`."""
+    """Everything that a user may name: the project's own content, then the library's."""
     found = _listed(root, "")
     if root.resolve() != library_root().resolve():
         found += _listed(library_root(), "lib:")

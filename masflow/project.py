@@ -129,7 +129,7 @@ def _missing(ref: str, tried: list[Path], where: Where, what: str, root: Path) -
 
 
 def expand_data(ref: str, root: Path, where: Where) -> str:
-    """Put variables into a data path: `${MASFLOW_DATA}` (default `<root>/../shared/data`) and the environment's.
+    """Put variables into a data path: `${MASFLOW_DATA}` (default `<root>/../shared/data`) and others.
 
     Raises:
         SpecError: a variable that isn't set.

@@ -1,5 +1,7 @@
-"""The base of every spec: closed, frozen, its attribute docstrings are the reference; and how a validator says what
-is wrong. Knows no files and no lines: `masflow.project` gives a fault its place."""
+"""The base of every spec: closed, frozen, attribute docstrings are the reference; how it says what is wrong.
+
+Knows no files and no lines: `masflow.spec.problems` gives a fault its place.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,7 @@ def _again(error: Any) -> InitErrorDetails:
 
 
 def fault_of(error: Any) -> ValueError | None:
-    """The `Fault` or `Faults` behind one entry of `ValidationError.errors()`, if a validator of ours raised it."""
+    """The `Fault` or `Faults` behind one entry of `ValidationError.errors()`, if there is one."""
     context = error.get("ctx", {})
     found = context.get("fault") or context.get("error")
     return found if isinstance(found, (Fault, Faults)) else None
@@ -137,7 +139,9 @@ def by_shape(mapping: str, other: str, sequence: str = "") -> Callable[[Any], st
     """A discriminator by the shape of the value, so that only one branch of a union reports errors.
 
     Args:
-        mapping: tag of mappings and specs; other: tag of everything else; sequence: tag of lists, default `other`.
+        mapping: tag of mappings and specs.
+        other: tag of everything else.
+        sequence: tag of lists; default: `other`.
     """
 
     def tag(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -22,7 +23,7 @@ class Edge(Spec):
     switch: str | None = None
     """An expression; `cases` gives the target of each of its values."""
     cases: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    entry: int = Field(0, exclude=True)
+    entry: int = Field(default=0, exclude=True)
     """Which item of the document's `edges` list wrote it, from 0."""
 
     def __eq__(self, other: object) -> bool:
@@ -89,9 +90,10 @@ def _parse_chain(text: str, entry: int) -> list[Edge]:
     if len(hops) < 2:
         raise Fault(f"'{text}' has no '->'", code="bad-edge", fix="write 'a -> b'")
     if when and len(hops) > 2:
-        fix = f"write '{chain[: chain.rfind('->')].strip()}' and '{' -> '.join(map(' & '.join, hops[-2:]))} when …' apart"
+        first, last = chain[: chain.rfind("->")].strip(), " -> ".join(" & ".join(hop) for hop in hops[-2:])
+        fix = f"write '{first}' and '{last} when …' apart"
         raise Fault(f"'{text}': a chain with 'when' has one arrow", code="chain-with-when", fix=fix)
-    return [_edge(sources=a, targets=b, when=when, entry=entry) for a, b in zip(hops, hops[1:], strict=False)]
+    return [_edge(sources=a, targets=b, when=when, entry=entry) for a, b in pairwise(hops)]
 
 
 def _split_when(text: str) -> tuple[str, str | None]:

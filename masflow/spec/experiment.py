@@ -24,7 +24,7 @@ class DataSource(Spec):
 
     path: str
     split: str | None = None
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
 
 
 OneSource = Annotated[Annotated[str, Tag("<name>")] | Annotated[DataSource, Tag("<inline>")], Either]
@@ -50,8 +50,8 @@ class WarmStart(Spec):
     """Supervised training on demonstrations before RL."""
 
     data: Source
-    steps: int = Field(200, ge=0)
-    batch: int = Field(64, ge=1)
+    steps: int = Field(default=200, ge=0)
+    batch: int = Field(default=64, ge=1)
     """Demonstrated turns of each role in one update."""
     optimizer: Optimizer = Optimizer(lr=1e-3)
 
@@ -59,7 +59,7 @@ class WarmStart(Spec):
 class Kl(Spec):
     """Penalty against a reference: the model at the start of RL."""
 
-    weight: float = Field(0.0, ge=0)
+    weight: float = Field(default=0.0, ge=0)
     estimator: Literal["k1", "k2", "k3"] = "k3"
 
 
@@ -71,22 +71,22 @@ class Algorithm(Spec):
         return {"use": data} if isinstance(data, str) else data
 
     use: Literal["grpo", "rloo"] = "grpo"
-    samples: int | None = Field(None, ge=1)
+    samples: int | None = Field(default=None, ge=1)
     """Episodes a task; default: 8, unless a pass draws them."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature in training, where a role says nothing; the loss divides logits by it too."""
     advantage: Literal["group_norm", "group_mean", "leave_one_out"] | None = None
     singleton: Literal["skip", "role_baseline"] = "skip"
     """What happens to a group of one: no training, or the role's mean over other episodes as its baseline."""
-    clip_low: float = Field(0.2, gt=0)
-    clip_high: float = Field(0.2, gt=0)
-    updates_per_step: int = Field(1, ge=1)
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
+    updates_per_step: int = Field(default=1, ge=1)
     """Optimizer steps a batch: the batch is split by episodes into that many mini-batches."""
     turn_loss: Literal["mean", "sum"] = "mean"
-    sum_length: int | None = Field(None, ge=1)
+    sum_length: int | None = Field(default=None, ge=1)
     """With `turn_loss: sum`: the constant length; default: the role's `max_tokens`."""
     weight: Literal["episode", "token_mean", "episode_mean"] = "episode"
-    negative_weight: float = Field(1.0, ge=0)
+    negative_weight: float = Field(default=1.0, ge=0)
     """Factor on negative advantages; 0 trains on positive ones alone (biased)."""
     entropy: float = 0.0
     kl: Kl = Kl()
@@ -95,16 +95,16 @@ class Algorithm(Spec):
 class Train(Spec):
     """The schedule of a run."""
 
-    steps: int = Field(100, ge=0)
-    tasks_per_step: int = Field(16, ge=1)
-    eval_every: int | None = Field(None, ge=1)
-    save_every: int | None = Field(None, ge=1)
+    steps: int = Field(default=100, ge=0)
+    tasks_per_step: int = Field(default=16, ge=1)
+    eval_every: int | None = Field(default=None, ge=1)
+    save_every: int | None = Field(default=None, ge=1)
     """Default: `eval_every`, else only at the end."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """Checkpoints kept beside the best and the last."""
     seed: int = 0
     shuffle: bool = True
-    patience: int = Field(10, ge=1)
+    patience: int = Field(default=10, ge=1)
     """Stop with an error after this many consecutive steps without a learnable group, or with a
     trainable role that has no trainable turn."""
     optimizer: Optimizer = Optimizer()
@@ -113,8 +113,8 @@ class Train(Spec):
 class Eval(Spec):
     """How held-out rows are scored."""
 
-    limit: int | None = Field(None, ge=1)
-    samples: int = Field(0, ge=0)
+    limit: int | None = Field(default=None, ge=1)
+    samples: int = Field(default=0, ge=0)
     """Sampled episodes a task beside the greedy one."""
     metric: str | None = None
     """The reward whose mean is the headline; default: the first trajectory reward, else the first."""

@@ -35,22 +35,22 @@ Either = Discriminator(by_shape("<inline>", "<name>"))
 class Optimizer(Spec):
     """AdamW and its schedule, which follows the run's step."""
 
-    lr: float = Field(1e-5, gt=0)
+    lr: float = Field(default=1e-5, gt=0)
     betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = Field(0.0, ge=0)
-    eps: float = Field(1e-8, gt=0)
-    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    final_lr_frac: float = Field(0.0, ge=0, le=1)
+    final_lr_frac: float = Field(default=0.0, ge=0, le=1)
     """Where the schedule ends, as a share of `lr`."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
 
 
 class Lora(Spec):
     """Adapter shape (PEFT)."""
 
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0)
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
     targets: Annotated[
         Annotated[NameList, Tag("<list>")] | Annotated[Literal["all-linear"], Tag("<word>")],
         Discriminator(by_shape("<word>", "<word>", "<list>")),
@@ -58,7 +58,7 @@ class Lora(Spec):
 
 
 class Wordpiece(Spec):
-    """A WordPiece vocabulary of whole words and single characters, made from text files (JSON Lines `text`)."""
+    """A WordPiece vocabulary of whole words and single characters, made from files of JSON Lines (`text`)."""
 
     files: tuple[str, ...]
     whole_words: bool = True
@@ -70,7 +70,7 @@ class TokenizerSpec(Spec):
 
 
 class BaseInit(Spec):
-    embedding_std: float | None = Field(None, gt=0)
+    embedding_std: float | None = Field(default=None, gt=0)
 
 
 class ConfigBase(Spec):
@@ -108,7 +108,7 @@ class Model(Spec):
     """Default: the experiment's."""
     init: str | None = None
     """`RUN` or `RUN@step`: start from an earlier run's policy."""
-    context: int | None = Field(None, ge=8)
+    context: int | None = Field(default=None, ge=8)
     """Window in tokens; default: what the base says."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
 

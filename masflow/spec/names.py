@@ -1,23 +1,24 @@
-"""Names of things in a document: what an identifier is, which ones are reserved, and the validators that say so."""
+"""Names of things: identifiers, reserved words, bare expressions, and the validators that say so."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-from masflow.spec.base import NAME, Fault, Faults
+from masflow.spec.base import NAME, Fault, Faults, JsonValue
 
-V = TypeVar("V")
+FUNCTION = re.compile(r"[^\s:]+:[A-Za-z_]\w*\Z")
+"""`file.py:name` or `module:name`."""
 
 RESERVED = frozenset(
-    "start end self loop range dict namespace task nodes state params visits visit history ok raw result item index me "
-    "others memory format".split()
+    """start end self loop range dict namespace task nodes state params visits visit history ok raw result item
+    index me others memory format""".split()  # noqa: SIM905
 )
 """Words that mean something in templates; no task field, node or `as` name may take them."""
 CONSTANTS = frozenset(
-    "true false none True False None null and or not in is if else for endfor endif set block".split()
+    "true false none True False None null and or not in is if else for".split()  # noqa: SIM905
 )
 """Words of the expression language itself."""
 
@@ -46,7 +47,9 @@ def check_names(what: str, *, reserved: bool = False, some: bool = False) -> Any
     """A validator of the keys of a mapping.
 
     Args:
-        what: the thing in messages, e.g. `node`; reserved: words of templates are refused; some: it may not be empty.
+        what: the thing in messages, e.g. `node`.
+        reserved: words that mean something in templates are refused.
+        some: the mapping may not be empty.
     """
 
     def check(values: Any) -> Any:
@@ -107,3 +110,6 @@ def _expression(value: object) -> object:
 
 Expression = Annotated[str, BeforeValidator(_expression)]
 """A bare expression, as in `when`."""
+
+Templates = Annotated[dict[str, JsonValue], check_names("name")]
+"""Names to values; a string that is exactly one `{{ }}` keeps its type, other strings render to text."""

@@ -1,4 +1,4 @@
-"""From pydantic's errors to problems of the user's file: words of the language, known choices, a fix, the right line."""
+"""From pydantic's errors to problems of the user's file: known choices, a fix, the right line."""
 
 from __future__ import annotations
 

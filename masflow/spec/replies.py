@@ -1,4 +1,4 @@
-"""What a role answers with, and how the text of a reply becomes a value (the formats of the workflow language)."""
+"""What a role answers with: the reply formats of the workflow language."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OnMalformed = Annotated[
 
 
 class ReplyBase(Spec):
-    max_tokens: int = Field(256, ge=1)
+    max_tokens: int = Field(default=256, ge=1)
     """Generation budget of one turn, in tokens."""
     on_malformed: OnMalformed | None = None
     """Default: `end`; inside `foreach` and `copies`: `continue`."""
@@ -63,11 +63,12 @@ def _tags(tags: dict[str, Type]) -> dict[str, Type]:
 
 
 def _schema(schema: dict[str, Any]) -> dict[str, Any]:
-    import jsonschema
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
 
     try:
-        jsonschema.validators.validator_for(schema).check_schema(schema)
-    except jsonschema.SchemaError as error:
+        validator_for(schema).check_schema(schema)
+    except SchemaError as error:
         path = tuple(error.absolute_path)
         raise Fault(
             f"not a JSON Schema: {error.message}", code="bad-schema", fix="correct the schema", path=path
@@ -157,7 +158,7 @@ class CodeReply(ReplyBase):
 
 
 def normalise_reply(raw: object) -> object:
-    """`text` → {format: text}; {tag: answer, …} → {format: tag, tag: answer, …}; {json: {…}} → fields or schema.
+    """`text` → {format: text}; {tag: answer} → {format: tag, tag: answer}; {json: {…}} → fields or schema.
 
     Raises:
         Fault: no format, or several, with the known ones.

@@ -13,7 +13,7 @@ class Engine(Spec):
     """The rollout engine of the models."""
 
     use: Literal["transformers"] = "transformers"
-    max_batch_tokens: int = Field(16384, ge=1)
+    max_batch_tokens: int = Field(default=16384, ge=1)
     """Prompt and reply tokens of one decoding batch together, padding included."""
 
 
@@ -23,6 +23,6 @@ class Runtime(Spec):
     backend: Literal["local"] = "local"
     deterministic: bool = True
     """Batches form at barriers in node order with fixed threads: a run repeats bit for bit."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     engine: Engine = Engine()
     pipeline: Literal["auto", "sync"] = "auto"

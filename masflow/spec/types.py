@@ -1,6 +1,6 @@
 """The small type language of task fields, state and replies: parse it, print it, check a value against it.
 
-`str int float bool any`, `[str]` (a list), `[a, b]` (a choice), `{name: str}` (a record), `str?` (may be null).
+`str int float bool any`, `[str]` (a list), `[a, b]` (a choice), `{name: str}` (a record), `str?` (or null).
 """
 
 from __future__ import annotations

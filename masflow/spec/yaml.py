@@ -1,7 +1,7 @@
 """YAML 1.2 to plain data with a line for every value, refusing whatever YAML would change silently.
 
-Built on ruamel.yaml's event stream; scalars are resolved here by the core schema, so that a file means the same
-everywhere. Knows nothing of specs, apart from which keys hold bare expressions.
+Built on ruamel.yaml's event stream; scalars are resolved here by the core schema, so that a file means
+the same everywhere. Knows nothing of specs, apart from which keys hold bare expressions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def read_yaml(raw: bytes | str, file: str) -> tuple[Any, dict[Path, int], list[P
     """Read one document.
 
     Returns:
-        The data (str keys; dict, list, str, int, float, bool, None), the line of every path, and the problems of
-        values that YAML changed; the data is then not to be used.
+        The data (str keys; dict, list, str, int, float, bool, None), the line of every path, and the problems
+        of values that YAML changed; the data is then not to be used.
     Raises:
         SpecError: not UTF-8, or not YAML at all.
     """
@@ -314,7 +314,8 @@ class _Reader:
             )
             if closing and all(p[2] for p in parts[i : closing + 1]):
                 whole = ", ".join(p[0] for p in parts[i : closing + 1])
-                message = f"YAML split an expression at its comma inside {'{}' if isinstance(done.value, dict) else '[]'}"
+                inside = "{}" if isinstance(done.value, dict) else "[]"
+                message = f"YAML split an expression at its comma inside {inside}"
                 self.say(line, done.path, "split-expression", message, "quote it: " + quoted(whole))
                 return
 

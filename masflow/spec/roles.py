@@ -1,0 +1,150 @@
+"""Roles and tools: the voices of a team and what they may use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from masflow.spec.base import Fault, Spec, by_shape
+from masflow.spec.names import NameList, check_names
+from masflow.spec.replies import HasReply
+from masflow.spec.types import TypeField
+
+
+class Sampling(Spec):
+    """How tokens are drawn; a field left out takes the algorithm's, or the engine's, default."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    stop: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] | None = (
+        None
+    )
+    """Strings that end a reply; they are cut from its text."""
+
+
+class RoleSampling(Spec):
+    """Sampling of one role, apart for training and evaluation."""
+
+    hints: ClassVar[dict[str, str]] = {
+        name: f"train: {{{name}: …}}" for name in ("temperature", "top_p", "top_k", "stop", "max_tokens")
+    }
+
+    train: Sampling = Sampling()
+    eval: Sampling = Sampling()
+
+
+class Handoff(Spec):
+    """The role may hand the floor to others: the chosen name is pushed on a stack in state."""
+
+    push: Annotated[
+        Annotated[str, Tag("<name>")] | Annotated[NameList, Tag("<list>")],
+        Discriminator(by_shape("<name>", "<name>", "<list>")),
+    ]
+    to: str
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        to = data.get("to")
+        if isinstance(to, str) and not re.match(r"state\.[A-Za-z_]\w*\Z", to):
+            yield Fault(
+                f"'{to}' isn't a field of state",
+                code="bad-handoff",
+                fix="write 'to: state.NAME'",
+                path=("to",),
+            )
+
+
+def _count(value: object) -> object:
+    if isinstance(value, bool) or (isinstance(value, int) and not 1 <= value <= 1000):
+        raise Fault(
+            f"'copies' is {value}; it must be from 1 to 1000",
+            code="out-of-bounds",
+            fix="write how many speak",
+        )
+    if isinstance(value, str) and "{{" not in value:
+        raise Fault(
+            f"'copies' is a number; got '{value}'",
+            code="wrong-type",
+            fix=f'write "{{{{ {value} }}}}" or a number',
+        )
+    return value
+
+
+def _family(value: object) -> object:
+    if isinstance(value, str):
+        if "{{" not in value:
+            fix = f"write [{value}, …], or a template"
+            raise Fault(f"'names' is a list; got '{value}'", code="wrong-type", fix=fix)
+        return value
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise Fault("'names' is empty", code="empty", fix="name at least one member")
+        check_names("member").func({str(v): None for v in value})
+    return value
+
+
+class Role(HasReply):
+    """One voice of the team: a prompt and a reply format."""
+
+    prompt: str | None = None
+    """A file, or the template itself when it holds a line break, a blank or `{{`."""
+    system: str | None = None
+    sampling: RoleSampling = RoleSampling()
+    conversation: Literal["none", "role", "node"] = "none"
+    next_prompt: str | None = None
+    """The user message from the second visit of a conversation on."""
+    tools: NameList = ()
+    max_calls: int = Field(default=4, ge=1)
+    """Tool calls of one visit of a ReAct role at most; the last call of the model offers no tools."""
+    approve: Literal["human"] | None = None
+    handoff: Handoff | None = None
+    copies: Annotated[int | str, BeforeValidator(_count)] | None = None
+    """N mappable members NAME_0 … NAME_{N-1} that speak concurrently; a template over params is allowed."""
+    names: Annotated[tuple[str, ...] | str, BeforeValidator(_family)] | None = None
+    """A family: one mappable member a name; `me` in its prompt is the member's name."""
+
+    hints: ClassVar[dict[str, str]] = {
+        "model": "a mapping's models",
+        "temperature": "sampling: {train: {temperature: …}}",
+    }
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        if data.get("copies") is not None and data.get("names") is not None:
+            message = "a role has 'copies' (all speak at once) or 'names' (one speaks), not both"
+            yield Fault(message, code="copies-and-names", fix="remove one of them", path=("names",))
+        if "max_calls" in data and not data.get("tools"):
+            message = "'max_calls' bounds calls of tools, and this role has none"
+            yield Fault(
+                message,
+                code="useless-key",
+                fix="add 'tools: [NAME]', or remove 'max_calls'",
+                path=("max_calls",),
+            )
+        if data.get("next_prompt") is not None and data.get("conversation", "none") == "none":
+            message = "'next_prompt' belongs to a conversation, and this role has none"
+            yield Fault(
+                message, code="useless-key", fix="add 'conversation: role' (or node)", path=("next_prompt",)
+            )
+
+
+class Tool(Spec):
+    """A tool: `use` names a built-in or a function; every other key is the tool's own setting."""
+
+    model_config = ConfigDict(extra="allow")
+
+    use: str
+    scope: Literal["shared", "episode"] = "shared"
+    approve: Literal["human"] | None = None
+    summary: str | None = None
+    parameters: dict[str, TypeField] | None = None
+    """What a ReAct role may pass; read from the function's signature when left out."""
+    timeout_s: float = Field(default=30.0, gt=0)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
