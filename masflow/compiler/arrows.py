@@ -60,7 +60,9 @@ def _name_problems(edge: Edge, known: set[str], where: Where) -> list[Problem]:
     groups = [edge.targets] if edge.switch is None else [targets for _, targets in edge.cases]
     for source in edge.sources:
         if source == END:
-            found.append(Problem.at(where, "edge-from-end", "nothing comes after 'end'", "turn the edge round"))
+            found.append(
+                Problem.at(where, "edge-from-end", "nothing comes after 'end'", "turn the edge round")
+            )
         elif source not in known | {START}:
             found.append(unknown(where, "node", source, known | {START}))
     for target in (t for targets in groups for t in targets):
@@ -72,11 +74,17 @@ def _name_problems(edge: Edge, known: set[str], where: Where) -> list[Problem]:
     for targets in groups:
         if len(set(targets)) < len(targets):
             message = f"'{' & '.join(targets)}' names a node twice"
-            found.append(Problem.at(where, "doubled-target", message, "name each node once; for several runs use foreach"))
+            found.append(
+                Problem.at(
+                    where, "doubled-target", message, "name each node once; for several runs use foreach"
+                )
+            )
         if len(targets) > 1 and len(edge.sources) > 1:
             message = f"'{' & '.join(edge.sources)} -> {' & '.join(targets)}' joins and fans out at once"
             fix = "put a node between them, e.g. 'gather: {set: {}}'"
             found.append(Problem.at(where, "many-to-many", message, fix))
     if edge.switch is not None and not edge.cases:
-        found.append(Problem.at(where, "empty-switch", "the switch has no cases", "write 'to: {value: node}'"))
+        found.append(
+            Problem.at(where, "empty-switch", "the switch has no cases", "write 'to: {value: node}'")
+        )
     return found

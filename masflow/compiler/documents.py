@@ -19,7 +19,9 @@ from masflow.spec.workflow import Workflow
 
 __all__ = ["Doc", "file_hash", "is_file_function", "text_hash"]
 
-_FUNCTION = re.compile(r"(?P<file>[^\s:]+\.py)\s*:\s*(?P<fn>[A-Za-z_]\w*)\Z|(?P<module>[A-Za-z_][\w.]*):[A-Za-z_]\w*\Z")
+_FUNCTION = re.compile(
+    r"(?P<file>[^\s:]+\.py)\s*:\s*(?P<fn>[A-Za-z_]\w*)\Z|(?P<module>[A-Za-z_][\w.]*):[A-Za-z_]\w*\Z"
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Doc:
             return found.read_text(encoding="utf-8"), str(found)
         except (OSError, UnicodeDecodeError) as error:
             message = f"can't read prompt file '{raw}': {error}"
-            problems.append(Problem.at(self.where(*path), "bad-prompt-file", message, "save it as UTF-8 text"))
+            problems.append(
+                Problem.at(self.where(*path), "bad-prompt-file", message, "save it as UTF-8 text")
+            )
             return "", raw
 
     def function(self, ref: str, problems: list[Problem], *path: str | int) -> str | None:

@@ -58,7 +58,10 @@ def raise_limits(graph: Graph, spec: Workflow) -> Graph:
     nodes = tuple(_raised(n, needed.get(n.name, 0), spec) for n in graph.nodes)
     graph = replace(graph, nodes=nodes)
     if spec.limits.turns is None:
-        turns = sum(turns_of(n, graph, needed.get(n.name) or (1 if not regions.cycle_of(n.name) else n.max_visits)) for n in nodes)
+        turns = sum(
+            turns_of(n, graph, needed.get(n.name) or (1 if not regions.cycle_of(n.name) else n.max_visits))
+            for n in nodes
+        )
         graph = replace(graph, limits=replace(graph.limits, turns=max(graph.limits.turns, turns)))
     return graph
 
@@ -76,7 +79,9 @@ def turns_of(node: Node, graph: Graph, visits: int) -> int:
     most = 0
     for role in graph.roles:
         if role.name in names:
-            attempts = 1 + (role.reply.on_malformed.retry if isinstance(role.reply.on_malformed, Retry) else 0)
+            attempts = 1 + (
+                role.reply.on_malformed.retry if isinstance(role.reply.on_malformed, Retry) else 0
+            )
             calls = role.max_calls + 1 if role.tools else 1
             copies = len(role.members) if role.members and not role.is_family else 1
             most = max(most, attempts * calls * copies)

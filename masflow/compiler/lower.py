@@ -47,7 +47,9 @@ class Lowering:
     _stack: list[tuple[Any, ...]] = field(default_factory=list)
     _loaded: dict[Path, Loaded[Any] | None] = field(default_factory=dict)
 
-    def workflow(self, doc: Doc, params: Mapping[str, Any], *at: str | int, by: Doc | None = None) -> str | None:
+    def workflow(
+        self, doc: Doc, params: Mapping[str, Any], *at: str | int, by: Doc | None = None
+    ) -> str | None:
         """Lower one workflow with its parameters set; the same pair is lowered once.
 
         Args:
@@ -59,7 +61,9 @@ class Lowering:
         if place in self._stack or len(self._stack) >= MAX_DEPTH:
             message = f"workflow '{doc.spec.name}' calls itself"
             where = (by or doc).where(*at)
-            self.problems.append(Problem.at(where, "recursive-workflow", message, "write the repetition as a loop"))
+            self.problems.append(
+                Problem.at(where, "recursive-workflow", message, "write the repetition as a loop")
+            )
             return None
         params = self._params(doc, params, by or doc, at)
         identity = (*place, json.dumps(params, sort_keys=True, default=str))
@@ -79,7 +83,9 @@ class Lowering:
         names += [f"{doc.spec.name}_{n}" for n in range(2, len(self.graphs) + 3)]
         return next(name for name in names if name not in self.graphs)
 
-    def _params(self, doc: Doc, given: Mapping[str, Any], by: Doc, at: tuple[str | int, ...]) -> dict[str, Any]:
+    def _params(
+        self, doc: Doc, given: Mapping[str, Any], by: Doc, at: tuple[str | int, ...]
+    ) -> dict[str, Any]:
         for name in given:
             if name not in doc.spec.params:
                 self.problems.append(unknown(by.where(*at, name), "param", name, doc.spec.params))
@@ -194,21 +200,34 @@ class _GraphLowering:
         at = ("roles", name, key)
         if role.copies is not None and role.names is not None:
             message = f"role '{name}' has both copies and names"
-            self._problem("copies-and-names", message, "keep one: copies speak together, names one at a time", *at)
+            self._problem(
+                "copies-and-names", message, "keep one: copies speak together, names one at a time", *at
+            )
             return ()
         if role.copies is None and role.names is None:
             return ()
         num_before = len(self.problems)
         raw = role.copies if role.copies is not None else role.names
-        value = self.doc.rendered(list(raw) if isinstance(raw, tuple) else raw, self.params, self.problems, *at)
+        value = self.doc.rendered(
+            list(raw) if isinstance(raw, tuple) else raw, self.params, self.problems, *at
+        )
         if len(self.problems) > num_before:
             return ()
         if role.copies is not None:
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1024:
-                self._problem("bad-copies", f"copies must be a whole number from 1 to 1024, got {value!r}", "write a number", *at)
+                self._problem(
+                    "bad-copies",
+                    f"copies must be a whole number from 1 to 1024, got {value!r}",
+                    "write a number",
+                    *at,
+                )
                 return ()
             return tuple(f"{name}_{i}" for i in range(value))
-        good = isinstance(value, (list, tuple)) and value and all(isinstance(v, str) and v.isidentifier() for v in value)
+        good = (
+            isinstance(value, (list, tuple))
+            and value
+            and all(isinstance(v, str) and v.isidentifier() for v in value)
+        )
         if not good or len(set(value)) < len(value):
             message = f"names must be a list of different identifiers, got {value!r}"
             self._problem("bad-names", message, "write names such as [ann, bob]", *at)
@@ -235,7 +254,9 @@ class _GraphLowering:
             files = tuple(k for k, v in settings.items() if isinstance(v, str) and self._is_file(v))
             paths = self._data_settings(settings, files, at)
         else:
-            message = f"unknown tool '{tool.use}'; known: {', '.join(sorted(BUILTINS))}, file.py:fn, module:fn"
+            message = (
+                f"unknown tool '{tool.use}'; known: {', '.join(sorted(BUILTINS))}, file.py:fn, module:fn"
+            )
             near = closest(tool.use, BUILTINS)
             fix = f"write '{near}'" if near else "use a built-in or name a function"
             self._problem("unknown-tool", message, fix, *at, "use")
@@ -252,7 +273,9 @@ class _GraphLowering:
             where=doc.where(*at),
         )
 
-    def _data_settings(self, settings: dict[str, Any], names: tuple[str, ...], at: tuple[str, ...]) -> list[Path]:
+    def _data_settings(
+        self, settings: dict[str, Any], names: tuple[str, ...], at: tuple[str, ...]
+    ) -> list[Path]:
         """Makes the settings that name files absolute, in place."""
         found = []
         for name in names:
@@ -274,7 +297,9 @@ class _GraphLowering:
         for limit in ("turns", "items", "tokens"):
             if node.limits and getattr(node.limits, limit) is not None:
                 message = f"a node's limits bound its visits; '{limit}' belongs to the workflow's limits"
-                self._problem("node-limit", message, f"move '{limit}' to the workflow's limits", *at, "limits", limit)
+                self._problem(
+                    "node-limit", message, f"move '{limit}' to the workflow's limits", *at, "limits", limit
+                )
         lowered = Node(
             name=name,
             kind=_kind(node),
@@ -338,9 +363,18 @@ class _GraphLowering:
             known = {"value", "call", "role"}
             if len(answer) != 1 or not set(answer) <= known:
                 message = f"in_training is 'skip' or one of {{value}}, {{call}}, {{role}}; got {', '.join(answer) or 'nothing'}"
-                self._problem("bad-in-training", message, "write e.g. in_training: {value: yes}", *at, "human", "in_training")
+                self._problem(
+                    "bad-in-training",
+                    message,
+                    "write e.g. in_training: {value: yes}",
+                    *at,
+                    "human",
+                    "in_training",
+                )
             elif isinstance(answer.get("call"), str):
-                ref = self.doc.function(str(answer["call"]), self.problems, *at, "human", "in_training", "call")
+                ref = self.doc.function(
+                    str(answer["call"]), self.problems, *at, "human", "in_training", "call"
+                )
                 answer = {"call": ref} if ref else None
         return human.model_copy(update={"ask": ask or "", "in_training": answer})
 
@@ -350,5 +384,3 @@ class _GraphLowering:
 
 def _kind(node: Any) -> Any:
     return next((k for k in ws.NODE_KINDS if hasattr(node, k)), "set")
-
-

@@ -49,7 +49,9 @@ class Regions:
     def digraph(self) -> nx.DiGraph:
         flow = nx.DiGraph()
         flow.add_nodes_from(self.successors)
-        flow.add_edges_from((a, b) for a, targets in self.successors.items() for b in targets if b in self.successors)
+        flow.add_edges_from(
+            (a, b) for a, targets in self.successors.items() for b in targets if b in self.successors
+        )
         return flow
 
     @cached_property
@@ -93,7 +95,11 @@ class Regions:
 
     def cycle_of(self, name: str) -> frozenset[str]:
         """The nodes that share a loop with `name`; empty when it is in none."""
-        return frozenset(self._components[self._component[name]]) if self.may_precede(name, name) else frozenset()
+        return (
+            frozenset(self._components[self._component[name]])
+            if self.may_precede(name, name)
+            else frozenset()
+        )
 
     @cached_property
     def cycles(self) -> tuple[frozenset[str], ...]:
@@ -275,9 +281,12 @@ def with_joins(graph: Graph) -> Graph:
     regions = Regions.of(graph)
 
     def joined(arrows: tuple[Arrow, ...]) -> tuple[Arrow, ...]:
-        return tuple(replace(a, join=regions.meeting_point(a.targets)) if len(a.targets) > 1 else a for a in arrows)
+        return tuple(
+            replace(a, join=regions.meeting_point(a.targets)) if len(a.targets) > 1 else a for a in arrows
+        )
 
     nodes: tuple[Node, ...] = tuple(
-        replace(n, arrows=joined(n.arrows)) if any(len(a.targets) > 1 for a in n.arrows) else n for n in graph.nodes
+        replace(n, arrows=joined(n.arrows)) if any(len(a.targets) > 1 for a in n.arrows) else n
+        for n in graph.nodes
     )
     return replace(graph, nodes=nodes, start=joined(graph.start))

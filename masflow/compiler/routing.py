@@ -19,7 +19,9 @@ def lower_rewards(doc: Doc, problems: list[Problem]) -> tuple[RewardIR, ...]:
     for i, reward in enumerate(doc.spec.rewards):
         if reward.name in seen:
             message = f"two rewards are called '{reward.name}'"
-            problems.append(Problem.at(doc.where("rewards", i, "name"), "doubled-reward", message, "rename one"))
+            problems.append(
+                Problem.at(doc.where("rewards", i, "name"), "doubled-reward", message, "rename one")
+            )
         seen.add(reward.name)
         found.append(_lower(doc, reward, i, problems))
     return tuple(found)
@@ -44,12 +46,16 @@ def _lower(doc: Doc, reward: Reward, i: int, problems: list[Problem]) -> RewardI
         )
     if measure and reward.level not in (None, "turn"):
         message = f"reward '{reward.name}' measures, so it pays turns, not at level {reward.level}"
-        problems.append(Problem.at(doc.where("rewards", i, "level"), "measure-level", message, "leave 'level' out"))
+        problems.append(
+            Problem.at(doc.where("rewards", i, "level"), "measure-level", message, "leave 'level' out")
+        )
     return RewardIR(
         name=reward.name,
         function=function,
         judge=judge,
-        level="turn" if measure or (reward.use in BUILT_IN_REWARDS and not reward.level) else reward.level or "trajectory",
+        level="turn"
+        if measure or (reward.use in BUILT_IN_REWARDS and not reward.level)
+        else reward.level or "trajectory",
         args=reward.args,
         roles=reward.roles or (),
         nodes=reward.nodes or (),
@@ -69,7 +75,9 @@ def _lower(doc: Doc, reward: Reward, i: int, problems: list[Problem]) -> RewardI
 def _function(doc: Doc, reward: Reward, i: int, problems: list[Problem]) -> FunctionIR | None:
     if ":" not in reward.use:
         message = f"unknown reward '{reward.use}'; known: {', '.join(BUILT_IN_REWARDS)}, file.py:fn, module:fn, role:NAME"
-        problems.append(Problem.at(doc.where("rewards", i, "use"), "unknown-reward", message, "name a function"))
+        problems.append(
+            Problem.at(doc.where("rewards", i, "use"), "unknown-reward", message, "name a function")
+        )
         return None
     ref = doc.function(reward.use, problems, "rewards", i, "use")
     return FunctionIR(ref) if ref else None

@@ -1,0 +1,43 @@
+"""The registry of passes: plug-ins that change a plan's graph, sampler or stages.
+
+A pass is a frozen config class with `apply(plan) -> plan`, found by name here or in the entry-point group
+`masflow.passes`. It holds no run-time state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from masflow.compiler.plan import Plan
+
+__all__ = ["BUILT_IN", "GROUP", "Pass", "known_passes"]
+
+GROUP = "masflow.passes"
+
+
+class Pass(Protocol):
+    """What a pass is. The class is a frozen `masflow.spec.base.Spec`; its fields are the YAML settings."""
+
+    before: ClassVar[tuple[str, ...]]
+    """Names of passes that must come later when both are used."""
+    after: ClassVar[tuple[str, ...]]
+    """Names of passes that must come earlier when both are used."""
+
+    def apply(self, plan: Plan) -> Plan:
+        """The changed plan; pure. Raises SpecError when the plan can't be changed so."""
+        ...
+
+
+BUILT_IN: dict[str, type[Pass]] = {}
+"""Passes of this package, by name."""
+
+
+def known_passes() -> Mapping[str, type[Pass]]:
+    """Built-in passes and those that installed packages offer."""
+    found = dict(BUILT_IN)
+    for entry in entry_points(group=GROUP):
+        found.setdefault(entry.name, entry.load())
+    return found

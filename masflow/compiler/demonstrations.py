@@ -1,0 +1,57 @@
+"""Demonstration files: each line is a task and the turns of one episode; checked as far as text goes.
+
+Whether a demonstration replays to its end is the player's to find out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from masflow.compiler.graph import Graph
+from masflow.compiler.plan import SourceIR
+from masflow.compiler.rows import MAX_REPORTED, _numbered, _problem, field_problem, read_rows
+from masflow.errors import Problem, SpecError, closest
+
+__all__ = ["demonstration_problems"]
+
+
+def demonstration_problems(source: SourceIR, graph: Graph) -> list[Problem]:
+    """Everything wrong with a file of demonstrations, at most three lines of it named."""
+    if not source.is_file:
+        return []
+    try:
+        read_rows(source)
+    except SpecError as error:
+        return list(error.problems)
+    kinds = {node.name: node.kind for node in graph.nodes}
+    found: list[Problem] = []
+    for line, row in _numbered(source.path):
+        wrong = _wrong(row, kinds, graph)
+        if wrong:
+            path, message = wrong
+            fix = 'write {"task": {…}, "turns": [{"node": "…", "reply": "…"}, …]}'
+            found.append(_problem(source.path, line, path, "bad-demonstration", message, fix))
+            if len(found) == MAX_REPORTED:
+                break
+    return found
+
+
+def _wrong(row: dict[str, Any], kinds: dict[str, str], graph: Graph) -> tuple[str, str] | None:
+    if not isinstance(row.get("task"), dict) or not isinstance(row.get("turns"), list):
+        return "", f"a demonstration has 'task' and 'turns', got {', '.join(map(str, row)) or 'nothing'}"
+    bad = field_problem(row["task"], graph.task)
+    if bad:
+        return f"task.{bad[0]}", bad[2]
+    for i, turn in enumerate(row["turns"]):
+        where = f"turns[{i}]"
+        if not isinstance(turn, dict) or not isinstance(turn.get("node"), str):
+            return where, "a turn names its node"
+        name = turn["node"].split("/")[0]
+        if name not in kinds:
+            near = closest(name, kinds)
+            return f"{where}.node", f"unknown node '{name}'; " + (
+                f"did you mean '{near}'?" if near else f"known: {', '.join(kinds)}"
+            )
+        if "/" not in turn["node"] and kinds[name] == "role" and not isinstance(turn.get("reply"), str):
+            return f"{where}.reply", f"node '{name}' is a role's, so its turn needs the text of its 'reply'"
+    return None

@@ -1,0 +1,280 @@
+"""Experiment + graphs + models → plan: data, algorithm, sampler, stages, groups, passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from masflow.compiler.bases import HUB_ID
+from masflow.compiler.demonstrations import demonstration_problems
+from masflow.compiler.documents import file_hash, text_hash
+from masflow.compiler.graph import Graph
+from masflow.compiler.plan import STAGES, GroupIR, Plan, SamplerIR, SourceIR, StageIR
+from masflow.compiler.regions import Regions
+from masflow.compiler.rows import FILE_ENDS, row_problems
+from masflow.compiler.team import graphs_below, speakers_of
+from masflow.errors import Problem, SpecError, unknown
+from masflow.passes import known_passes
+from masflow.project import Loaded, expand_data, resolve
+from masflow.spec.experiment import Algorithm, DataSource, Experiment
+
+__all__ = [
+    "apply_passes",
+    "default_stages",
+    "expected_groups",
+    "link_data",
+    "option_problems",
+    "resolve_algorithm",
+]
+
+ADVANTAGES = {"grpo": "group_norm", "rloo": "leave_one_out"}
+DEFAULT_SAMPLES = 8
+
+
+def link_data(
+    loaded: Loaded[Experiment], graph: Graph | None, problems: list[Problem]
+) -> dict[str, tuple[SourceIR, ...]]:
+    """Every split's sources, found, hashed, and their rows checked against the task's fields."""
+    data = loaded.spec.data
+    splits: dict[str, tuple[Any, tuple[str | int, ...]]] = {}
+    for name in ("train", "eval"):
+        if getattr(data, name) is not None:
+            splits[name] = (getattr(data, name), ("data", name))
+    for name, source in data.extra.items():
+        if name in ("train", "eval", "warm_start"):
+            where = loaded.source.where("data", "extra", name)
+            problems.append(
+                Problem.at(where, "doubled-split", f"the split '{name}' has a place of its own", "rename it")
+            )
+        splits.setdefault(name, (source, ("data", "extra", name)))
+    if loaded.spec.warm_start is not None:
+        splits["warm_start"] = (loaded.spec.warm_start.data, ("warm_start", "data"))
+    found: dict[str, tuple[SourceIR, ...]] = {}
+    for split, (source, at) in splits.items():
+        sources = [
+            s for s in (_source(loaded, part, place, problems) for part, place in _parts(source, at)) if s
+        ]
+        found[split] = tuple(sources)
+        for one in sources if graph is not None else ():
+            check = demonstration_problems if split == "warm_start" else row_problems
+            problems.extend(check(one, graph) if split == "warm_start" else row_problems(one, graph.task))
+    if "train" not in found and loaded.spec.train.steps > 0:
+        message = "there is no data.train, so this experiment can be played but not trained"
+        where = loaded.source.where("data")
+        problems.append(Problem.at(where, "warn-no-train-data", message, "add data: {train: FILE}"))
+    return found
+
+
+def _parts(source: Any, at: tuple[str | int, ...]) -> Iterable[tuple[Any, tuple[str | int, ...]]]:
+    if isinstance(source, tuple):
+        return [(part, (*at, i)) for i, part in enumerate(source)]
+    return [(source, at)]
+
+
+def _source(
+    loaded: Loaded[Experiment], part: str | DataSource, at: tuple[str | int, ...], problems: list[Problem]
+) -> SourceIR | None:
+    one = DataSource(path=part) if isinstance(part, str) else part
+    where = loaded.source.where(*at)
+    try:
+        text = expand_data(one.path, loaded.root, where)
+        path = resolve(text, loaded.path, loaded.root, where, "data file")
+    except SpecError as error:
+        if (
+            HUB_ID.match(one.path)
+            and not one.path.lower().endswith(FILE_ENDS)
+            and not one.path.startswith(".")
+        ):
+            return SourceIR(
+                one.path, text_hash(f"{one.path}:{one.split}"), one.split, one.weight, is_file=False
+            )
+        problems.extend(error.problems)
+        return None
+    if not path.is_file() or not path.name.lower().endswith(FILE_ENDS):
+        message = f"'{one.path}' isn't a data file; known endings: {', '.join(FILE_ENDS)}"
+        problems.append(
+            Problem.at(where, "bad-data-file", message, "name a file of rows, or a Hugging Face id")
+        )
+        return None
+    if one.split is not None:
+        message = f"'{one.path}' is a file, which has no splits"
+        problems.append(Problem.at(where, "option-without-effect", message, "remove 'split'"))
+    return SourceIR(str(path), file_hash(path), None, one.weight)
+
+
+def resolve_algorithm(loaded: Loaded[Experiment], problems: list[Problem]) -> Algorithm:
+    """The preset's defaults filled in, and what can't work refused."""
+    given, where = loaded.spec.algorithm, loaded.source.where
+    algorithm = given.model_copy(
+        update={
+            "advantage": given.advantage or ADVANTAGES[given.use],
+            "samples": given.samples if given.samples is not None else DEFAULT_SAMPLES,
+        }
+    )
+    if algorithm.samples == 1 and algorithm.singleton == "skip":
+        message = f"one sample a task leaves every group of '{algorithm.advantage}' without a baseline: nothing would train"
+        fix = "write samples: 8, or singleton: role_baseline"
+        problems.append(Problem.at(where("algorithm", "samples"), "group-of-one", message, fix))
+    for key, without, why in (
+        ("sum_length", algorithm.turn_loss == "mean", "has no effect with turn_loss: mean"),
+        (
+            "kl",
+            algorithm.kl.weight == 0 and "estimator" in algorithm.kl.model_fields_set,
+            "has weight 0, so its estimator has no effect",
+        ),
+    ):
+        if (
+            without
+            and key in given.model_fields_set
+            and (key != "sum_length" or given.sum_length is not None)
+        ):
+            message = f"'{key}' {why}"
+            problems.append(
+                Problem.at(where("algorithm", key), "option-without-effect", message, "remove it")
+            )
+    tasks = loaded.spec.train.tasks_per_step * (algorithm.samples or 1)
+    if algorithm.updates_per_step > tasks:
+        message = f"updates_per_step {algorithm.updates_per_step} is more than the {tasks} episodes of a step"
+        problems.append(
+            Problem.at(
+                where("algorithm", "updates_per_step"), "too-many-updates", message, f"write at most {tasks}"
+            )
+        )
+    return algorithm
+
+
+def default_stages(graph: Graph, algorithm: Algorithm) -> tuple[StageIR, ...]:
+    """The training step, in order, with its default operators."""
+    ops = {
+        "sample": "trajectories",
+        "score": "rewards",
+        "credit": graph.credit,
+        "group": "task_role_path",
+        "advantage": algorithm.advantage or ADVANTAGES[algorithm.use],
+        "select": "all",
+        "update": "clip",
+        "evolve": "none",
+    }
+    return tuple(StageIR(name, ops[name]) for name in STAGES)
+
+
+def expected_groups(
+    root: str, graphs: Mapping[str, Graph], samples: int, trained: set[str]
+) -> tuple[GroupIR, ...]:
+    """One entry a role and node: its turns at equal visit, item and call are compared with each other.
+
+    The size is the number of episodes a task; fewer take part where a path isn't always reached.
+    """
+    groups = []
+    for place in graphs_below(root, graphs):
+        regions = Regions.of(place.graph)
+        roles = {role.name: role for role in place.graph.roles}
+        for node in place.graph.nodes:
+            for name in speakers_of(node):
+                role = roles.get(name)
+                members = {place.prefix + m for m in role.members or (name,)} if role else set()
+                if role is None or not members & trained:
+                    continue
+                marks = [mark for mark, holds in (
+                    ("visit", bool(regions.cycle_of(node.name))),
+                    ("item", node.foreach is not None),
+                    ("copy", bool(role.members) and not role.is_family),
+                    ("call", bool(role.tools)),
+                ) if holds]  # fmt: skip
+                path = place.prefix + node.name + (f"[{','.join(marks)}]" if marks else "")
+                groups.append(
+                    GroupIR(
+                        ("task", place.prefix + name, path),
+                        samples,
+                        place.prefix + name,
+                        place.prefix + node.name,
+                    )
+                )
+    return tuple(groups)
+
+
+def option_problems(loaded: Loaded[Experiment], graph: Graph | None, problems: list[Problem]) -> None:
+    """Names and pairs of the experiment that don't fit the workflow."""
+    spec, where = loaded.spec, loaded.source.where
+    names = [r.name for r in graph.rewards] if graph else []
+    if graph and spec.eval.metric is not None and spec.eval.metric not in names:
+        problems.append(unknown(where("eval", "metric"), "reward", spec.eval.metric, names))
+    if graph and not names and spec.train.steps > 0:
+        message = f"workflow '{graph.name}' has no rewards, so nothing can be learned from its episodes"
+        problems.append(Problem.at(graph.where, "warn-no-rewards", message, "add rewards:"))
+    if spec.init is not None:
+        _check_run(loaded, spec.init, ("init",), problems)
+
+
+def _check_run(
+    loaded: Loaded[Any], init: str, at: tuple[str | int, ...], problems: list[Problem]
+) -> Path | None:
+    """The folder of `RUN[@step]`, which must exist and hold that step's checkpoint."""
+    where = loaded.source.where(*at)
+    run, _, step = init.partition("@")
+    try:
+        folder = resolve(run, loaded.path, loaded.root, where, "run")
+    except SpecError as error:
+        problems.extend(error.problems)
+        return None
+    kept = sorted(p.name for p in (folder / "checkpoints").glob("*")) if folder.is_dir() else []
+    numbers = {int(m[0]): name for name in kept if (m := re.search(r"\d+", name))}
+    if not numbers or (step and not (step.isdigit() and int(step) in numbers)):
+        have = ", ".join(map(str, sorted(numbers))) or "none"
+        message = f"'{init}' has no such checkpoint; steps kept: {have}"
+        problems.append(
+            Problem.at(
+                where, "missing-checkpoint", message, "name a kept step, or leave '@step' out for the last"
+            )
+        )
+        return None
+    return folder
+
+
+def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]) -> Plan:
+    """Each pass in the order written; order constraints checked first."""
+    known = known_passes()
+    chosen: list[tuple[str, Any, int]] = []
+    for i, entry in enumerate(loaded.spec.passes):
+        where = loaded.source.where("passes", i)
+        if len(entry) != 1:
+            message = f"a pass is one name with its settings, got {', '.join(entry) or 'nothing'}"
+            problems.append(Problem.at(where, "bad-pass", message, "write '- name: {setting: value}'"))
+            continue
+        (name, settings), = entry.items()  # fmt: skip
+        if name not in known:
+            problems.append(unknown(where, "pass", name, known))
+            continue
+        try:
+            chosen.append((name, known[name](**(settings or {})), i))
+        except (ValidationError, TypeError) as error:
+            text = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+            message = f"pass '{name}': {'.'.join(map(str, text['loc']))}: {text['msg']}"
+            problems.append(Problem.at(where, "pass-setting", message, "correct the setting"))
+    names = [name for name, _, _ in chosen]
+    for at, (name, one, i) in enumerate(chosen):
+        early = [n for n in one.after if n in names[at + 1 :]] + [n for n in names[:at] if n in one.before]
+        if early:
+            message = f"pass '{name}' stands on the wrong side of '{early[0]}'"
+            problems.append(
+                Problem.at(loaded.source.where("passes", i), "pass-order", message, "swap the two")
+            )
+    if problems_are_fatal(problems):
+        return plan
+    for name, one, _ in chosen:
+        plan = replace(one.apply(plan), passes=(*plan.passes, {name: one.model_dump(mode="json")}))
+    return plan
+
+
+def problems_are_fatal(problems: Iterable[Problem]) -> bool:
+    """Whether any is more than a warning."""
+    return any(not p.code.startswith("warn-") for p in problems)
+
+
+def default_sampler(algorithm: Algorithm) -> SamplerIR:
+    return SamplerIR("trajectories", algorithm.samples or DEFAULT_SAMPLES)

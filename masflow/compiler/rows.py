@@ -1,0 +1,221 @@
+"""Data rows: read from files or the Hugging Face hub, checked against the task's fields, renamed by `from`.
+
+A file is JSON Lines (also gzipped), a JSON list, CSV or Parquet. Problems name file, line and field.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from masflow.compiler.graph import TaskFieldIR
+from masflow.compiler.plan import SourceIR
+from masflow.errors import Problem, SpecError, Where
+from masflow.spec.types import Type, mismatch
+
+if TYPE_CHECKING:
+    from masflow.compiler.plan import Plan
+
+__all__ = ["Task", "load_tasks", "read_rows", "row_problems", "task_of"]
+
+FILE_ENDS = (".jsonl", ".ndjson", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
+MAX_REPORTED = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row as the workflow sees it."""
+
+    id: str
+    """Hash of the row's contents, with its ordinal where rows repeat."""
+    row: dict[str, Any]
+
+
+def read_rows(source: SourceIR) -> list[dict[str, Any]]:
+    """All rows of one source, as they stand.
+
+    Raises:
+        SpecError: unreadable, empty, or a line that isn't a JSON object; at most three lines are named.
+    """
+    if not source.is_file:
+        return _hub_rows(source)
+    rows, problems = [], []
+    for line, row in _numbered(source.path):
+        if isinstance(row, Problem):
+            problems.append(row)
+            if len(problems) >= MAX_REPORTED:
+                break
+        elif isinstance(row, dict):
+            rows.append(row)
+        else:
+            message = f"a row is an object with the task's fields, got {type(row).__name__}"
+            problems.append(_problem(source.path, line, "", "bad-row", message, 'write {"question": …}'))
+    if problems:
+        raise SpecError(problems[:MAX_REPORTED])
+    if not rows:
+        raise SpecError(
+            _problem(
+                source.path, 0, "", "empty-data", "the file holds no rows", "add rows or name another file"
+            )
+        )
+    return rows
+
+
+def _problem(path: str, line: int, field: str, code: str, message: str, fix: str) -> Problem:
+    from masflow.project import display_path
+
+    return Problem(display_path(Path(path)), line, field, code, message, fix)
+
+
+def _numbered(path: str) -> Iterator[tuple[int, Any]]:
+    """(line from 1, row or Problem) of a file."""
+    try:
+        if path.endswith(".parquet"):
+            yield from enumerate(_parquet_rows(path), 1)
+            return
+        raw = Path(path).read_bytes()
+        text = (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        yield 0, _problem(path, 0, "", "unreadable-data", f"can't be read: {error}", "save it as UTF-8 text")
+        return
+    if path.endswith((".csv", ".tsv")):
+        table = csv.DictReader(io.StringIO(text), delimiter="\t" if path.endswith(".tsv") else ",")
+        yield from ((table.line_num, dict(row)) for row in table)
+    elif path.endswith(".json"):
+        yield from _json_list(path, text)
+    else:
+        for line, item in enumerate(text.split("\n"), 1):
+            if item.strip():
+                yield line, _json(path, line, item)
+
+
+def _json(path: str, line: int, text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        return _problem(path, line, "", "bad-row", f"not JSON: {why}", "write one JSON object a line")
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _json_list(path: str, text: str) -> Iterator[tuple[int, Any]]:
+    found = _json(path, 0, text)
+    if isinstance(found, list):
+        yield from enumerate(found, 1)
+    else:
+        bad = isinstance(found, Problem)
+        message = "a .json data file holds a list of rows"
+        yield 0, found if bad else _problem(path, 0, "", "bad-row", message, "write [{…}, …], or use .jsonl")
+
+
+def _parquet_rows(path: str) -> list[Any]:
+    import pyarrow.parquet  # comes with datasets
+
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+def _hub_rows(source: SourceIR) -> list[dict[str, Any]]:
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(source.path, split=source.split or "train")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        message = f"data '{source.path}' can't be loaded from the hub: {str(error).splitlines()[0]}"
+        raise SpecError(
+            Problem(source.path, 0, "", "unreadable-data", message, "check the id, or name a file")
+        ) from None
+    return [dict(row) for row in loaded]
+
+
+def task_of(row: dict[str, Any], fields: Sequence[TaskFieldIR]) -> dict[str, Any]:
+    """The task's fields out of a row: renamed, columns that the workflow doesn't name left out.
+
+    A field that may be null may be missing.
+    """
+    return {f.name: row.get(f.source or f.name) for f in fields}
+
+
+def field_problem(row: dict[str, Any], fields: Sequence[TaskFieldIR]) -> tuple[str, str, str] | None:
+    """(column, code, message) of the first thing wrong with a row."""
+    for f in fields:
+        column = f.source or f.name
+        if column not in row and not f.type.nullable:
+            return (
+                column,
+                "missing-field",
+                f"the row misses '{column}' ({f.type}); it has {', '.join(map(str, row)) or 'nothing'}",
+            )
+        wrong = mismatch(row.get(column), f.type, column)
+        if wrong:
+            return column, "wrong-field-type", wrong
+    return None
+
+
+def row_problems(source: SourceIR, fields: Sequence[TaskFieldIR]) -> list[Problem]:
+    """Everything wrong with a file's rows, at most three of them named; a hub id is checked when it is loaded."""
+    if not source.is_file:
+        return []
+    try:
+        read_rows(source)
+    except SpecError as error:
+        return list(error.problems)
+    found: list[Problem] = []
+    for line, row in _numbered(source.path):
+        wrong = field_problem(row, fields)
+        if wrong:
+            column, code, message = wrong
+            fix = f"correct the row, or the type of '{column}' in the workflow's task"
+            found.append(_problem(source.path, line, column, code, message, fix))
+            if len(found) == MAX_REPORTED:
+                break
+    return found
+
+
+def load_tasks(plan: Plan, split: str) -> list[Task]:
+    """The tasks of a split, in order of their sources; a source of weight w stands in w times (w whole or not:
+    the fraction is a prefix of its rows).
+
+    Raises:
+        SpecError: no such split, an unreadable or empty file, or a row that doesn't fit the task's fields.
+    """
+    if split not in plan.data:
+        from masflow.errors import unknown
+
+        raise SpecError(unknown(Where("data"), "split", split, [s for s in plan.data if s != "warm_start"]))
+    tasks: list[Task] = []
+    seen: dict[str, int] = {}
+    for source in plan.data[split]:
+        problems = row_problems(source, plan.graph.task)
+        if problems:
+            raise SpecError(problems)
+        rows = [task_of(row, plan.graph.task) for row in read_rows(source)]
+        whole, part = divmod(source.weight, 1)
+        for row in [*rows * int(whole), *rows[: round(part * len(rows))]]:
+            digest = hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()[:12]
+            seen[digest] = seen.get(digest, 0) + 1
+            tasks.append(Task(digest if seen[digest] == 1 else f"{digest}.{seen[digest]}", row))
+    return tasks
+
+
+def csv_typed(value: str, type_: Type) -> Any:
+    """A CSV cell as its field's type, where the text says it plainly."""
+    if type_.nullable and value == "":
+        return None
+    if type_.kind in ("int", "float"):
+        try:
+            return int(value) if type_.kind == "int" else float(value)
+        except ValueError:
+            return value
+    if type_.kind == "bool":
+        return {"true": True, "false": False}.get(value.lower(), value)
+    return value
