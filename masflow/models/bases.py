@@ -1,0 +1,164 @@
+"""Loads a base model and its tokenizer, or makes a small one from a config, once, into the run's folder.
+
+Knows no policies: adapters come in `adapters`, training in `trainer`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from masflow.compiler.plan import ModelIR
+from masflow.errors import RunError
+from masflow.models.wordpiece import make_wordpiece
+from masflow.spec.mapping import ConfigBase
+
+__all__ = ["Base", "load_base", "make_model", "mix_seed", "pick_device"]
+
+_SMALL = 5_000_000
+"""Parameters below which half precision loses more than it gains (measured)."""
+
+
+@dataclass
+class Base:
+    """A loaded model with its tokenizer. `made`: from a config, so with random weights at first."""
+
+    model: Any
+    tokenizer: Any
+    made: bool
+    context: int
+    """Window, tokens."""
+    stop_ids: tuple[int, ...]
+    """Tokens that end a reply; the first one is added to demonstrations."""
+
+
+def pick_device() -> torch.device:
+    """The accelerator if there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_base(model: ModelIR, run_dir: Path, seed: int, device: torch.device | None = None) -> Base:
+    """The base of a model, on its device, in evaluation mode.
+
+    Args:
+        run_dir: a base made from a config is written to and then read from `run_dir/base/<name>`.
+        seed: of the run; with the model's name it seeds random weights.
+    Raises:
+        RunError: no base, an unreadable folder or id, or a made base that belongs to another plan.
+    """
+    transformers_logging.disable_progress_bar()
+    spec = model.base
+    if spec is None:
+        raise RunError(f"model '{model.name}' has no base", "write `base:` in the experiment or the mapping")
+    made = isinstance(spec, ConfigBase)
+    folder = str(_made_once(model, spec, run_dir, seed)) if isinstance(spec, ConfigBase) else str(spec)
+    device = device or pick_device()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(
+            f"model '{model.name}': can't load the base '{folder}': {error}", "write a folder or an id"
+        ) from error
+    loaded = loaded.to(device=device, dtype=_dtype(model, loaded, device)).eval()
+    loaded.requires_grad_(False)
+    return Base(loaded, tokenizer, made, _context(model, loaded.config), _stop_ids(tokenizer, loaded))
+
+
+def _dtype(model: ModelIR, loaded: Any, device: torch.device) -> torch.dtype:
+    """`auto`: float32, except for the frozen weights of a large model on an accelerator, which keep their own."""
+    if model.dtype != "auto":
+        return getattr(torch, model.dtype)
+    is_small = sum(p.numel() for p in loaded.parameters()) < _SMALL
+    return torch.float32 if device.type == "cpu" or model.train == "full" or is_small else loaded.dtype
+
+
+def _context(model: ModelIR, config: Any) -> int:
+    window = int(
+        getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 0
+    )
+    if model.context and window and model.context > window:
+        raise RunError(
+            f"model '{model.name}': context {model.context} exceeds the base's {window}",
+            f"write at most {window}",
+        )
+    return model.context or window or 2048
+
+
+def _stop_ids(tokenizer: Any, loaded: Any) -> tuple[int, ...]:
+    generation = getattr(loaded, "generation_config", None)
+    more = getattr(generation, "eos_token_id", None)
+    ids = [tokenizer.eos_token_id, *(more if isinstance(more, list | tuple) else [more])]
+    found = tuple(dict.fromkeys(int(i) for i in ids if i is not None))
+    if not found:
+        raise RunError("the tokenizer has no end-of-sequence token", "set eos_token in the tokenizer's files")
+    return found
+
+
+# -- made from a config -------------------------------------------------------------------------------------------
+
+
+def _made_once(model: ModelIR, spec: ConfigBase, run_dir: Path, seed: int) -> Path:
+    folder = run_dir / "base" / model.name
+    mark = {"base_hash": model.base_hash, "seed": seed}
+    stamp = folder / "masflow.json"
+    if stamp.is_file():
+        found = json.loads(stamp.read_text())
+        if found != mark:
+            raise RunError(f"{folder} was made for another base or seed", "choose a new output folder")
+        return folder
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tokenizer = _make_tokenizer(spec)
+    make_model(spec, tokenizer, mix_seed(seed, model.name)).save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    (partial / "masflow.json").write_text(json.dumps(mark))
+    partial.rename(folder)
+    return folder
+
+
+def _make_tokenizer(spec: ConfigBase) -> Any:
+    if isinstance(spec.tokenizer, str):
+        return AutoTokenizer.from_pretrained(spec.tokenizer)
+    words = spec.tokenizer.wordpiece
+    return make_wordpiece(words, [Path(f) for f in words.files])
+
+
+def make_model(spec: ConfigBase, tokenizer: Any, seed: int) -> Any:
+    """A float32 model of `spec.config` with random weights; the global random state is left as it was."""
+    settings = dict(spec.config)
+    model_type = settings.pop("model_type", None)
+    if model_type is None:
+        raise RunError("base.config has no model_type", "write e.g. `model_type: qwen3`")
+    ids = {
+        f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id")
+        for kind in ("pad", "eos", "bos")
+        if getattr(tokenizer, f"{kind}_token_id") is not None
+    }
+    settings = {"vocab_size": len(tokenizer), **ids, **settings}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            made: Any = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(model_type, **settings), dtype=torch.float32
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"base.config: {error}", "mend the config's arguments") from error
+        if spec.init.embedding_std is not None:
+            with torch.no_grad():
+                made.get_input_embeddings().weight.normal_(0.0, spec.init.embedding_std)
+    return made
+
+
+def mix_seed(seed: int, name: str) -> int:
+    """A seed of 56 bits for one named use of a run's seed."""
+    return int.from_bytes(sha256(f"{seed}:{name}".encode()).digest()[:7], "big")

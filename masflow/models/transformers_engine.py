@@ -1,0 +1,128 @@
+"""The embedded rollout engine: requests in, replies out, rows kept by turn id.
+
+Implements `RolloutEngine`. Knows policies only by name; the model group says how one is switched on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from masflow.models.backbone import Backbone
+from masflow.models.decoding import Job, Sampled, decode, split_batches
+from masflow.models.engine import Reply, Request, SamplingParams
+from masflow.models.experience import Experience, Row
+from masflow.models.tokens import ChatTokens, Prompt
+from masflow.models.trainer import Trainer
+
+__all__ = ["TransformersEngine"]
+
+
+class TransformersEngine:
+    """Draws replies with a Hugging Face model in this process. Equal requests give equal replies under equal weights."""
+
+    repeats = True
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokens: ChatTokens,
+        experience: Experience,
+        *,
+        context: int,
+        max_batch_tokens: int,
+        switch: Callable[[str], int],
+    ):
+        """`switch(policy)` makes a policy speak and returns its version."""
+        self.backbone, self.tokens, self.experience = backbone, tokens, experience
+        self.context, self.max_batch_tokens, self.switch = context, max_batch_tokens, switch
+
+    def generate(self, requests: Sequence[Request]) -> list[Reply]:
+        """One reply a request, in order; policies speak one after the other, in the order of their first request."""
+        prompts = [self.tokens.prompt(r.messages, self.experience.get(r.parent), r.tools) for r in requests]
+        replies: dict[int, Reply] = {}
+        for policy in dict.fromkeys(r.policy for r in requests):
+            version = self.switch(policy)
+            numbers = [i for i, r in enumerate(requests) if r.policy == policy]
+            for i in numbers:
+                if not self._fits(requests[i], prompts[i]):
+                    replies[i] = self._too_long(requests[i], prompts[i], version)
+            self._speak([i for i in numbers if i not in replies], requests, prompts, version, replies)
+        return [replies[i] for i in range(len(requests))]
+
+    def _speak(
+        self,
+        numbers: list[int],
+        requests: Sequence[Request],
+        prompts: list[Prompt],
+        version: int,
+        replies: dict[int, Reply],
+    ) -> None:
+        jobs = [Job(prompts[i].ids, requests[i].sampling, requests[i].seed) for i in numbers]
+        rows: list[Row] = []
+        for batch in split_batches(jobs, self.max_batch_tokens):
+            stops = [jobs[b].sampling.stop for b in batch]
+            check = (lambda n, ids, stops=stops: self._stopped(ids, stops[n])) if any(stops) else None
+            drawn = decode(self.backbone, [jobs[b] for b in batch], self.tokens.stop_ids, check)
+            for b, sampled in zip(batch, drawn, strict=True):
+                i = numbers[b]
+                row = self._row(requests[i], prompts[i], sampled, version)
+                rows.append(row)
+                replies[i] = _reply(row, sampled)
+        self.experience.add(rows)
+
+    def probe_gap(self, prompt_ids: Sequence[int], trainer: Trainer) -> float:
+        """Largest difference (nats) between this engine's and the trainer's log-probs of two greedy tokens after a prompt."""
+        greedy = SamplingParams(temperature=0.0, max_tokens=2)
+        drawn = decode(self.backbone, [Job(tuple(prompt_ids), greedy, 0)], frozenset())[0]
+        row = Row("probe", "", tuple(prompt_ids), tuple(drawn.ids), tuple(drawn.logprobs), 0, "", "")
+        return max(abs(a - b) for a, b in zip(drawn.logprobs, trainer.logprobs([row], [1.0])[0], strict=True))
+
+    def _fits(self, request: Request, prompt: Prompt) -> bool:
+        return len(prompt.ids) + request.sampling.max_tokens <= self.context
+
+    def _too_long(self, request: Request, prompt: Prompt, version: int) -> Reply:
+        detail = f"prompt of {len(prompt.ids)} tokens and max_tokens {request.sampling.max_tokens} exceed the context {self.context}"
+        return Reply(request.turn_id, "", "prompt_too_long", len(prompt.ids), version=version, detail=detail)
+
+    def _row(self, request: Request, prompt: Prompt, sampled: Sampled, version: int) -> Row:
+        text = _cut(self.tokens.decode(sampled.ids), request.sampling.stop)
+        return Row(
+            request.turn_id,
+            request.policy,
+            prompt.ids,
+            tuple(sampled.ids),
+            tuple(sampled.logprobs),
+            version,
+            prompt.text,
+            text,
+            request.sampling.temperature,
+            request.parent,
+            prompt.prefix,
+            prompt.forked,
+        )
+
+    def _stopped(self, ids: list[int], stops: tuple[str, ...]) -> bool:
+        """Whether a stop string is complete; looks at the tail first, since every token is at least a byte."""
+        if not stops:
+            return False
+        window = 4 * max(map(len, stops)) + 8
+        tail = self.tokens.decode(ids[-window:])
+        return any(s in tail for s in stops) and any(s in self.tokens.decode(ids) for s in stops)
+
+
+def _cut(text: str, stops: tuple[str, ...]) -> str:
+    found = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(found)] if found else text
+
+
+def _reply(row: Row, sampled: Sampled) -> Reply:
+    return Reply(
+        row.turn_id,
+        row.text,
+        sampled.finish,
+        len(row.prompt_ids),
+        len(row.reply_ids),
+        math.fsum(row.logprobs),
+        row.version,
+    )
