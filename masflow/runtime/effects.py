@@ -1,0 +1,168 @@
+"""What reaches outside an episode besides models: tools, functions and people; recorded once, replayed ever after."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from masflow.compiler.graph import Node, ToolIR
+from masflow.errors import EpisodeError, boundary
+from masflow.runtime.board import Board
+from masflow.runtime.live import Live, Play, Question, Templates
+from masflow.runtime.replies import parse_reply
+from masflow.timelimit import OutOfTime, call_limited
+from masflow.tools import plain
+from masflow.trace import Effect, Path, path_json
+
+CALL_TIMEOUT_S = 60.0
+"""Of a `call` node, a human node's stand-in included."""
+
+
+def effect_key(kind: str, path: Path) -> str:
+    return f"{kind}:{path_json(path)}"
+
+
+def _recorded(
+    live: Live,
+    board: Board,
+    kind: Literal["tool", "call"],
+    path: Path,
+    args: dict[str, Any],
+    run: Callable[[], Any],
+) -> Any:
+    """The value of an effect: from the record, from the demonstration, or by running it now."""
+    key = effect_key(kind, path)
+    live.depends[key] = board.clock.last + board.clock.hidden
+    effect = live.state.effects.get(key)
+    if effect is None:
+        effect = _make(live, kind, path, args, run)
+        live.state.effects[key] = effect
+    if effect.error is not None:
+        outcome, _, message = effect.error.partition(": ")
+        raise EpisodeError(outcome, message)
+    return effect.value
+
+
+def _make(
+    live: Live, kind: Literal["tool", "call"], path: Path, args: dict[str, Any], run: Callable[[], Any]
+) -> Effect:
+    script = live.state.script
+    if script is not None and script.has_value(path):
+        return Effect(path, kind, plain(script.value(path)), args=args)
+    started = time.perf_counter()
+    value, error = None, None
+    try:
+        value = run()
+    except EpisodeError as problem:
+        error = f"{problem.outcome}: {problem.message}"
+    return Effect(path, kind, value, error, args, time.perf_counter() - started)
+
+
+def run_call(live: Live, play: Play, board: Board, path: Path, ref: str, args: dict[str, Any]) -> Any:
+    """Call a user's function with copies of its arguments. Raises EpisodeError."""
+    return _recorded(live, board, "call", path, args, lambda: _called(live, ref, args))
+
+
+def _called(live: Live, ref: str, args: dict[str, Any]) -> Any:
+    function, given = live.load(ref), copy.deepcopy(args)
+    late = ""
+    with boundary(ref) as caught:
+        try:
+            return plain(call_limited(function, given, CALL_TIMEOUT_S))
+        except OutOfTime as error:
+            late = str(error)
+    if late:
+        raise EpisodeError("timeout", f"{ref}: {late}")
+    raise EpisodeError("tool_error", caught.error or ref)
+
+
+def run_tool(
+    live: Live,
+    play: Play,
+    board: Board,
+    path: Path,
+    tool: ToolIR,
+    args: dict[str, Any],
+    *,
+    approve: bool = False,
+) -> tuple[bool, Any]:
+    """(True, value) once the tool ran; (False, None) while a person's approval is waited for. Refused: value null."""
+    if (tool.approve or approve) and live.interactive:
+        answer = _answer(
+            live,
+            board,
+            path,
+            Question(path, play.qualified(path[-1].node), _call_text(tool, args), "approve"),
+        )
+        if answer is None:
+            return False, None
+        if answer.value is not True:
+            return True, None
+    elif tool.approve or approve:
+        raise EpisodeError("paused", f"tool {tool.name} needs a person's approval")
+    value = _recorded(live, board, "tool", path, args, lambda: _used(live, play, board, tool, args))
+    if tool.scope == "episode":
+        board.tool_log = (*board.tool_log, (tool.name, args))
+    return True, value
+
+
+def _call_text(tool: ToolIR, args: dict[str, Any]) -> str:
+    return f"Run {tool.name}({', '.join(f'{k}={v!r}' for k, v in args.items())})?"
+
+
+def _used(live: Live, play: Play, board: Board, tool: ToolIR, args: dict[str, Any]) -> Any:
+    if tool.scope == "shared":
+        return live.toolbox.call(play.graph_key, tool, copy.deepcopy(args), {})
+    scope = path_json(play.prefix)
+    log, states = live.tool_states.get(scope, ((), {}))
+    wanted = board.tool_log
+    if wanted[: len(log)] != log:
+        log, states = (), {}
+    for name, earlier in wanted[len(log) :]:
+        live.toolbox.call(play.graph_key, play.info.tools[name], copy.deepcopy(earlier), states)
+    live.tool_states.pop(scope, None)
+    value = live.toolbox.call(play.graph_key, tool, copy.deepcopy(args), states)
+    live.tool_states[scope] = ((*wanted, (tool.name, args)), states)
+    return value
+
+
+def _answer(live: Live, board: Board, path: Path, question: Question) -> Effect | None:
+    key = effect_key("human", path)
+    live.depends[key] = board.clock.last + board.clock.hidden
+    effect = live.state.effects.get(key)
+    script = live.state.script
+    if effect is None and script is not None and script.has_value(path):
+        effect = live.state.effects[key] = Effect(path, "human", plain(script.value(path)))
+    if effect is None:
+        live.questions[key] = question
+    return effect
+
+
+def run_human(
+    live: Live, play: Play, board: Board, path: Path, node: Node, templates: Templates, full: Templates
+) -> tuple[bool, Any]:
+    """(True, the answer), from a person, or from who answers instead; (False, None) while it is waited for."""
+    human = node.human
+    assert human is not None
+    instead = None if live.interactive else human.in_training
+    if instead == "skip":
+        return True, None
+    if isinstance(instead, dict) and "value" in instead:
+        return True, full.value("in_training", instead["value"])
+    if isinstance(instead, dict) and "call" in instead:
+        args = full.value("in_training", instead.get("args", {}))
+        return True, run_call(live, play, board, path, str(instead["call"]), args)
+    question = Question(path, play.qualified(node.name), templates.render("human.ask", human.ask))
+    effect = _answer(live, board, path, question)
+    return (False, None) if effect is None else (True, effect.value)
+
+
+def parse_answer(node: Node, text: str) -> Any:
+    """A person's text as the human node's value. Raises ValueError with the reason when it is malformed."""
+    assert node.human is not None
+    parsed = parse_reply(node.human.reply, text)
+    if not parsed.ok:
+        raise ValueError(parsed.reason)
+    return parsed.value

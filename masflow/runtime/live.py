@@ -1,0 +1,241 @@
+"""Where an episode stands: plays of graphs, threads, visits and items, all worked out again from an EpisodeState.
+
+Holds data and the lookups that every step of the player needs; the steps themselves are in `walk`, `items`, `turns`
+and `effects`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from masflow.compiler.expressions import TemplateProblem, condition, evaluate, render, value
+from masflow.compiler.graph import START, Graph, Node
+from masflow.compiler.plan import Plan
+from masflow.errors import EpisodeError
+from masflow.models.engine import Request
+from masflow.runtime.board import Board, Clock
+from masflow.trace import Message, Moment, Path, Step, Turn, path_json
+
+if TYPE_CHECKING:
+    from masflow.runtime.react import ToolCall
+    from masflow.runtime.state import EpisodeState
+    from masflow.tools import ToolBox
+
+Stop = tuple[str, str]
+"""Outcome and detail of what ended a thread."""
+CHANCE = re.compile(r"\b(shuffle|random|take)\b")
+
+
+class GraphInfo:
+    """A graph with the lookups that playing needs, made once a player."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.nodes = {node.name: node for node in graph.nodes}
+        self.roles = {role.name: role for role in graph.roles}
+        self.tools = {tool.name: tool for tool in graph.tools}
+        self.fields = {f.name: f for f in graph.state}
+        self.hidden = frozenset(f.name for f in graph.task if f.hidden)
+        self.recorded = recorded_nodes(graph)
+        roles = {
+            name
+            for name, role in self.roles.items()
+            if CHANCE.search(f"{role.prompt} {role.system} {role.next_prompt}")
+        }
+        self.chance = {
+            n.name for n in graph.nodes if CHANCE.search(repr(n)) or n.role in roles or (roles and n.among)
+        }
+
+
+def recorded_nodes(graph: Graph) -> frozenset[str]:
+    """Nodes whose names a reward reads: the measured ones, and those whose turns are paid by a template."""
+    found: set[str] = set()
+    spoken = {node.name: {node.role, *node.among} for node in graph.nodes if node.kind == "role"}
+    for reward in graph.rewards:
+        found |= set(reward.measure_after)
+        if reward.level == "turn" and not reward.measure_after and (reward.args or reward.when):
+            of_role = {n for n, roles in spoken.items() if not reward.roles or roles & set(reward.roles)}
+            found |= of_role & set(reward.nodes) if reward.nodes else of_role
+    return frozenset(found)
+
+
+@dataclass
+class Item:
+    """One execution of a node: the only one of a plain visit, or one of a `foreach` or of copies."""
+
+    key: int | str | None
+    board: Board
+    locals: dict[str, Any] = field(default_factory=dict)
+    role: str = ""
+    member: str = ""
+    attempt: int = 0
+    call: int = 0
+    messages: tuple[Message, ...] | None = None
+    parent: str | None = None
+    sub: Play | None = None
+    done: bool = False
+    value: Any = None
+    ok: bool = True
+    raw: str | None = None
+    stop: Stop | None = None
+    path: Path = ()
+    waits_for: ToolCall | None = None
+    """A tool call whose result is to come."""
+    choices: list[Any] | None = None
+    """Words of a `choice` that come from an expression."""
+
+
+@dataclass
+class Visit:
+    """One visit of a node under way."""
+
+    node: Node
+    number: int
+    is_list: bool
+    items: list[Item]
+    todo: list[tuple[int | str | None, dict[str, Any]]] = field(default_factory=list)
+    """Items of an `in_order` loop that haven't begun."""
+
+
+@dataclass
+class Thread:
+    """One walker over a graph, up to (not into) `until`."""
+
+    board: Board
+    at: str = START
+    until: str = "end"
+    visit: Visit | None = None
+    branches: list[Thread] | None = None
+    join: str = "end"
+    done: bool = False
+    stop: Stop | None = None
+
+
+@dataclass
+class Play:
+    """One graph being played: the episode's own, or a sub-workflow's call."""
+
+    info: GraphInfo
+    graph_key: str
+    prefix: Path
+    call: str
+    """Qualified name of the call, `a/b`; empty at the top."""
+    task: dict[str, Any]
+    params: dict[str, Any]
+    thread: Thread
+    token_limit: int | None
+    records: bool
+    """Rewards of this graph count, so that moments are kept."""
+    static: dict[str, Any] = field(default_factory=dict)
+    visible: dict[str, Any] = field(default_factory=dict)
+    """As `static`, without hidden task fields."""
+
+    def __post_init__(self) -> None:
+        shown = {k: v for k, v in self.task.items() if k not in self.info.hidden}
+        self.static = {**self.task, "task": self.task, "params": self.params}
+        self.visible = {**shown, "task": shown, "params": self.params}
+
+    def qualified(self, name: str) -> str:
+        return f"{self.call}/{name}" if self.call else name
+
+    def path(self, node: str, visit: int, item: Item | None = None) -> Path:
+        if item is None:
+            return (*self.prefix, Step(self.call, node, visit))
+        return (*self.prefix, Step(self.call, node, visit, item.key, item.call, item.attempt))
+
+    def names(self, board: Board, *, full: bool = False) -> dict[str, Any]:
+        """What templates see; hidden task fields only when `full` (tools, calls, rewards)."""
+        return {
+            **(self.static if full else self.visible),
+            **board.values,
+            "nodes": board.values,
+            "state": board.state,
+            "visits": board.visits,
+            "history": board.history,
+            "ok": board.ok,
+            "raw": board.raw,
+        }
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a person is asked while an episode waits."""
+
+    path: Path
+    node: str
+    text: str
+    kind: Literal["human", "approve"] = "human"
+
+
+@dataclass
+class Live:
+    """Everything derived from a state's records, and the plan and tools that derive it."""
+
+    plan: Plan
+    toolbox: ToolBox
+    mode: str
+    interactive: bool
+    state: EpisodeState
+    play_of: Callable[..., Play]
+    load: Callable[[str], Any]
+    root: Play = field(init=False)
+    turns: dict[str, Turn] = field(default_factory=dict)
+    depends: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Turn id, or key of an effect → ids of the turns that it hangs on directly."""
+    moments: list[Moment] = field(default_factory=list)
+    new: list[Request] = field(default_factory=list)
+    questions: dict[str, Question] = field(default_factory=dict)
+    tool_states: dict[str, tuple[tuple[tuple[str, Any], ...], dict[str, Any]]] = field(default_factory=dict)
+    predecessors: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
+    """Path of each turn → its id."""
+
+    def demonstrated(self, path_text: str) -> bool:
+        script = self.state.script
+        return script is None or script.trains(path_text)
+
+    def epoch(self, clock: Clock, path_text: str) -> int:
+        """Which of the state's keys the turn at this path belongs to."""
+        forks = self.state.forks
+        return (
+            max([clock.epoch, *(i + 1 for i, path in enumerate(forks) if path == path_text)]) if forks else 0
+        )
+
+    def rng(
+        self, play: Play, board: Board, node: str, visit: int, item: Item | None, what: str
+    ) -> random.Random | None:
+        """Chance for one template: seeded by episode, path and purpose; None where the node's texts need none."""
+        if node not in play.info.chance:
+            return None
+        step = Step(play.call, node, visit, item.key if item else None)
+        key = self.state.keys[board.clock.epoch]
+        return random.Random(f"{key.seed((*play.prefix, step))} {what}")
+
+
+class Templates:
+    """Evaluates a node's templates; a problem ends the episode with outcome `tool_error`, naming the place."""
+
+    def __init__(self, where: str, names: Mapping[str, Any], rng: random.Random | None = None):
+        self.where, self.names, self.rng = where, names, rng
+
+    def _run(self, what: str, function: Callable[..., Any], raw: Any) -> Any:
+        try:
+            return function(raw, self.names, self.rng)
+        except TemplateProblem as problem:
+            raise EpisodeError("tool_error", f"{self.where}.{what}: {problem}") from None
+
+    def evaluate(self, what: str, text: str) -> Any:
+        return self._run(what, evaluate, text)
+
+    def condition(self, what: str, text: str) -> bool:
+        return self._run(what, condition, text)
+
+    def value(self, what: str, raw: Any) -> Any:
+        return self._run(what, value, raw)
+
+    def render(self, what: str, text: str) -> str:
+        return self._run(what, render, text)

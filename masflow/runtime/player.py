@@ -1,0 +1,217 @@
+"""Plays episodes: an explicit state machine that turns a plan, a task and replies into a trajectory.
+
+Knows no engine: it hands out requests and takes replies. Given the same replies it gives the same trajectory, in
+whatever order they arrive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from masflow.compiler.graph import END
+from masflow.compiler.plan import Plan
+from masflow.errors import EpisodeError, RunError
+from masflow.models.engine import Reply, Request
+from masflow.runtime.board import Board, Clock
+from masflow.runtime.demonstrations import Script
+from masflow.runtime.effects import effect_key, parse_answer
+from masflow.runtime.items import output_of
+from masflow.runtime.live import GraphInfo, Live, Play, Question, Thread
+from masflow.runtime.state import EpisodeState
+from masflow.runtime.walk import run_thread
+from masflow.tools import ToolBox
+from masflow.trace import Effect, EpisodeKey, Path, Trajectory, Turn
+
+
+class Player:
+    """Plays the episodes of one plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        toolbox: ToolBox | None = None,
+        mode: Literal["train", "eval"] = "train",
+        *,
+        interactive: bool = False,
+    ):
+        """
+        Args:
+            mode: which sampling the roles use.
+            interactive: people are asked; otherwise `in_training` answers for them.
+        """
+        self.plan, self.mode, self.interactive = plan, mode, interactive
+        self.toolbox = toolbox or ToolBox(plan)
+        self._infos = {key: GraphInfo(graph) for key, graph in plan.workflows.items()}
+
+    def start(self, task: dict[str, Any], key: EpisodeKey) -> EpisodeState:
+        """A new episode on one data row, nothing asked yet."""
+        return EpisodeState((key,), dict(task))
+
+    def advance(self, state: EpisodeState) -> list[Request]:
+        """Run what can run: tools, calls, whatever replies allow. Returns the model requests that are new."""
+        live = self._live(state)
+        live.new, live.questions = [], {}
+        run_thread(live, live.root, live.root.thread)
+        return live.new
+
+    def deliver(self, state: EpisodeState, reply: Reply) -> None:
+        """Put a reply in its place; the same reply twice counts once.
+
+        Raises:
+            RunError: nobody asked for it, or another reply stands in its place.
+        """
+        path = state.pending.get(reply.turn_id)
+        if path is None:
+            if reply in state.replies.values():
+                return
+            raise RunError(
+                f"a reply to turn {reply.turn_id}, which episode {state.key.episode_id} did not ask for"
+            )
+        state.replies[path] = reply
+        del state.pending[reply.turn_id]
+
+    def questions(self, state: EpisodeState) -> list[Question]:
+        """What people are asked before the episode can go on."""
+        return list(self._current(state).questions.values())
+
+    def answer(self, state: EpisodeState, question: Question, text: str) -> None:
+        """A person's answer (for an approval: yes or no). Raises ValueError with the reason when it is malformed."""
+        value: Any = text.strip().lower() in ("y", "yes", "true", "ok")
+        if question.kind == "human":
+            *_, graph_key = self._graph_of(question.path)
+            node = self._infos[graph_key].nodes[question.path[-1].node]
+            value = parse_answer(node, text)
+        state.effects[effect_key("human", question.path)] = Effect(question.path, "human", value)
+
+    def _graph_of(self, path: Path) -> list[str]:
+        keys = [self.plan.root]
+        for step in path[:-1]:
+            keys.append(str(self._infos[keys[-1]].nodes[step.node].workflow))
+        return keys
+
+    def finished(self, state: EpisodeState) -> bool:
+        """Whether nothing more will be asked of models: it ended, or waits for a person."""
+        live = self._current(state)
+        return live.root.thread.done or (bool(live.questions) and not state.pending)
+
+    def fork(self, state: EpisodeState, turn_id: str, fork: tuple[Any, ...]) -> EpisodeState:
+        """A new episode that replays everything that didn't happen after a turn, and asks that turn again.
+
+        Args:
+            fork: (node path, sibling, continuation), the new key's.
+        Raises:
+            KeyError: the episode has no such turn.
+        """
+        live = self._current(state)
+        turn = live.turns[turn_id]
+        after = {turn_id}
+        for other in sorted(live.turns.values(), key=lambda t: t.superstep):
+            if after.intersection(live.depends[other.id]):
+                after.add(other.id)
+        texts = {text: id_ for text, id_ in live.paths.items() if id_ in after}
+        gone = {key for key in state.effects if after.intersection(live.depends.get(key, ()))}
+        return EpisodeState(
+            keys=(*state.keys, replace(state.key, fork=fork)),
+            task=state.task,
+            forks=(*state.forks, next(text for text, id_ in texts.items() if id_ == turn_id)),
+            replies={
+                text: reply
+                for text, reply in state.replies.items()
+                if text in live.paths and text not in texts
+            },
+            effects={key: e for key, e in state.effects.items() if key in live.depends and key not in gone},
+        )
+
+    def trajectory(self, state: EpisodeState) -> Trajectory:
+        """What the episode left behind so far; outcome `paused` when it isn't over."""
+        live = self._current(state)
+        thread = live.root.thread
+        outcome, detail = thread.stop or ("ok", "")
+        if not thread.done:
+            waits = ", ".join(q.node for q in live.questions.values()) or "a model's reply"
+            outcome, detail = "paused", f"waits for {waits}"
+        output: dict[str, Any] = {}
+        try:
+            output = output_of(live, live.root)
+        except EpisodeError as error:
+            if outcome == "ok":
+                outcome, detail = error.outcome, error.message
+        turns = tuple(sorted(live.turns.values(), key=turn_order))
+        return Trajectory(
+            key=state.key,
+            task=state.task,
+            turns=turns,
+            effects=tuple(e for key, e in sorted(state.effects.items()) if key in live.depends),
+            outcome=outcome,
+            detail=detail,
+            output=output,
+            names={**live.root.names(thread.board, full=True), "output": output},
+            moments=tuple(sorted(live.moments, key=lambda m: (m.superstep, path_order(m.path)))),
+            predecessors={turn.id: live.predecessors[turn.id] for turn in turns},
+        )
+
+    def demonstrate(self, demonstration: dict[str, Any], key: EpisodeKey) -> Trajectory:
+        """Replay one demonstration: its replies and tool values stand in for models and, where given, tools.
+
+        Raises:
+            EpisodeError: it doesn't fit the workflow; the message names `key.task_id` and the turn.
+        """
+        script = Script(demonstration, str(key.task_id))
+        state = EpisodeState((key,), dict(demonstration.get("task", {})), script=script)
+        while not self.finished(state):
+            for request in self.advance(state):
+                path = state.pending[request.turn_id]
+                self.deliver(state, Reply(request.turn_id, script.reply(request.node, path)))
+        script.finish(self._current(state).root.thread.stop)
+        return self.trajectory(state)
+
+    def _current(self, state: EpisodeState) -> Live:
+        """The live position; a copied, loaded or forked state is replayed up to where it waits."""
+        if state.live is None:
+            live = self._live(state)
+            run_thread(live, live.root, live.root.thread)
+            for request in live.new:
+                del state.pending[request.turn_id]  # not handed out: `advance` will
+            live.new = []
+        return self._live(state)
+
+    def _live(self, state: EpisodeState) -> Live:
+        if state.live is None:
+            live = Live(self.plan, self.toolbox, self.mode, self.interactive, state, self._play, self._load)
+            root = self.plan.root
+            limit = self._infos[root].graph.limits.tokens
+            live.root = self._play(root, state.task, {}, (), "", Clock(), limit, True)
+            state.live = live
+        return state.live
+
+    def _play(
+        self, graph_key: str, task: dict[str, Any], params: dict[str, Any], prefix: Path, call: str, clock: Clock,
+        token_limit: int | None, records: bool,
+    ) -> Play:  # fmt: skip
+        info = self._infos[graph_key]
+        own = info.graph.limits.tokens
+        limit = min((n for n in (own, token_limit) if n is not None), default=None)
+        task = {**{f.name: None for f in info.graph.task}, **task}
+        thread = Thread(Board.of(info.graph, clock), until=END)
+        return Play(
+            info, graph_key, prefix, call, task, {**info.graph.params, **params}, thread, limit, records
+        )
+
+    def _load(self, ref: str) -> Any:
+        from masflow.functions import load_callable
+
+        return load_callable(ref, self.plan.root_dir)
+
+
+def path_order(path: Path) -> tuple[Any, ...]:
+    """Sorts paths whose items may be null, numbers or text."""
+    return tuple(
+        (s.call, s.node, s.visit, (0 if s.item is None else 1 if isinstance(s.item, int) else 2, s.item or 0),
+         s.model_call, s.attempt)
+        for s in path
+    )  # fmt: skip
+
+
+def turn_order(turn: Turn) -> tuple[Any, ...]:
+    return turn.superstep, path_order(turn.path)

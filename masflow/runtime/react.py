@@ -1,0 +1,138 @@
+"""Tool calls in plain text: how tools are described to a model, and how its call is read.
+
+The format is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one call a turn; it needs no chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from masflow.compiler.graph import RoleIR, ToolIR
+from masflow.spec.types import Type, mismatch
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+HANDOFF = "handoff"
+NO_CALLS_LEFT = "(No tool calls are left: give the final answer now.)"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool call in a reply; `reason` says why it is malformed."""
+
+    name: str = ""
+    arguments: dict[str, Any] | None = None
+    reason: str = ""
+
+
+def has_call(text: str) -> bool:
+    return OPENING in text
+
+
+def parse_call(text: str, tools: dict[str, dict[str, Type]], stop: Sequence[str] = ()) -> ToolCall:
+    """Read the one tool call of a reply.
+
+    Args:
+        tools: parameters of each tool offered, by tool.
+        stop: stop strings; a closing tag among them counts as written.
+    """
+    parts = text.split(OPENING)
+    if len(parts) != 2:
+        return ToolCall(reason=f"{len(parts) - 1} tool calls in one turn; one is allowed")
+    inside, closing, _ = parts[1].partition(CLOSING)
+    if not closing and CLOSING not in stop:
+        return ToolCall(reason=f"{OPENING} is never closed")
+    try:
+        data = json.loads(inside)
+    except (ValueError, RecursionError) as error:
+        return ToolCall(reason=f"the tool call isn't JSON ({error})")
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        return ToolCall(reason='a tool call is {"name": …, "arguments": {…}}')
+    name, arguments = data["name"], data.get("arguments", {})
+    if name not in tools:
+        return ToolCall(reason=f"unknown tool {name!r}; known: {', '.join(tools) or '(none)'}")
+    if not isinstance(arguments, dict):
+        return ToolCall(reason=f"the arguments of {name} aren't an object")
+    problem = mismatch(arguments, Type("record", fields=tuple(tools[name].items())), name)
+    return ToolCall(reason=problem) if problem else ToolCall(name, arguments)
+
+
+def offered(role: RoleIR, tools: dict[str, ToolIR]) -> dict[str, dict[str, Type]]:
+    """Parameters of every tool that a role may call; a handoff that is no reply field is one of them."""
+    found = {name: _parameters(tools[name]) for name in role.tools}
+    if hands_off_by_call(role):
+        found[HANDOFF] = {"to": Type("choice", choices=pushes(role))}
+    return found
+
+
+def _parameters(tool: ToolIR) -> dict[str, Type]:
+    """Types by parameter; one that the function doesn't require may be left out."""
+    required = tool.function.required if tool.function.params else tuple(tool.parameters)
+    return {name: t if name in required else replace(t, nullable=True) for name, t in tool.parameters.items()}
+
+
+def pushes(role: RoleIR) -> tuple[str, ...]:
+    push = role.handoff.push if role.handoff else ()
+    return (push,) if isinstance(push, str) else tuple(push)
+
+
+def reply_fields(role: RoleIR) -> tuple[str, ...]:
+    reply = role.reply
+    if reply.format == "tags":
+        return tuple(reply.tags)
+    if reply.format == "json":
+        return tuple(reply.fields or (reply.json_schema or {}).get("properties", {}))
+    return (reply.tag,) if reply.format == "tag" else (reply.format,)
+
+
+def hands_off_by_call(role: RoleIR) -> bool:
+    return role.handoff is not None and not set(pushes(role)) <= set(reply_fields(role))
+
+
+def schemas(parameters: dict[str, dict[str, Type]], tools: dict[str, ToolIR]) -> tuple[dict[str, Any], ...]:
+    """The tools as JSON Schemas, as chat templates take them."""
+    return tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": tools[name].summary if name in tools else "Hand the floor to another.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {key: json_schema(type_) for key, type_ in fields.items()},
+                    "required": [key for key, type_ in fields.items() if not type_.nullable],
+                },
+            },
+        }
+        for name, fields in parameters.items()
+    )
+
+
+def json_schema(type_: Type) -> dict[str, Any]:
+    names = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+    if type_.kind == "list":
+        assert type_.item is not None
+        return {"type": "array", "items": json_schema(type_.item)}
+    if type_.kind == "record":
+        return {"type": "object", "properties": {name: json_schema(inner) for name, inner in type_.fields}}
+    if type_.kind == "choice":
+        return {"enum": list(type_.choices)}
+    return {"type": names[type_.kind]} if type_.kind in names else {}
+
+
+def description(tool_schemas: Sequence[dict[str, Any]]) -> str:
+    """What the system message says about the tools."""
+    lines = [json.dumps(schema["function"], ensure_ascii=False) for schema in tool_schemas]
+    example = f'{OPENING}{{"name": "TOOL", "arguments": {{"PARAMETER": "VALUE"}}}}{CLOSING}'
+    return "\n".join(["You may call a tool, one in a reply, by writing", example, "Tools:", *lines])
+
+
+def result_text(value: Any) -> str:
+    """A tool's value as the text of its message: text itself, the `text` field of a record, or JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and isinstance(value.get("text"), str):
+        return value["text"]
+    return json.dumps(value, ensure_ascii=False)
