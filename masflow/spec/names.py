@@ -13,8 +13,8 @@ FUNCTION = re.compile(r"[^\s:]+:[A-Za-z_]\w*\Z")
 """`file.py:name` or `module:name`."""
 
 RESERVED = frozenset(
-    """start end self loop range dict namespace task nodes state params visits visit history ok raw result item
-    index me others memory format""".split()  # noqa: SIM905
+    """start end self loop range dict namespace task nodes state params visits visit history ok raw result
+    item index me others memory format""".split()  # noqa: SIM905
 )
 """Words that mean something in templates; no task field, node or `as` name may take them."""
 CONSTANTS = frozenset(

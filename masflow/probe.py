@@ -1,0 +1,158 @@
+"""Looks at users' functions inside a process of its own: `python -m masflow.probe RESULTS < request.json`.
+
+Knows nothing of specs. Writes one JSON line a function to a file, so that prints, exits, crashes and endless
+loops of users' code can't spoil what was found before them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from masflow.errors import boundary, closest
+
+
+def load_module(name: str, root: str) -> types.ModuleType:
+    """The module behind the left side of a reference: a `.py` file, or a module's dotted name.
+
+    A file's module is registered under a name of its own; a module by name may stand in the project's root.
+    """
+    if not name.endswith(".py"):
+        sys.path.insert(0, root)
+        try:
+            return importlib.import_module(name)
+        finally:
+            if root in sys.path:
+                sys.path.remove(root)
+    path = Path(root, name).absolute()
+    own = f"masflow_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if own in sys.modules:
+        return sys.modules[own]
+    spec = importlib.util.spec_from_file_location(own, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[own] = module
+    whole = False
+    try:
+        spec.loader.exec_module(module)
+        whole = True
+    finally:
+        if not whole:
+            del sys.modules[own]
+    return module
+
+
+def describe(ref: str, root: str) -> dict[str, Any]:
+    """What a function takes, or `error` with what is wrong with it and `fix`."""
+    name, _, function_name = ref.rpartition(":")
+    if name.endswith(".py") and not Path(root, name).is_file():
+        return {"error": f"the file '{name}' doesn't exist", "code": "missing-file", "fix": f"create {name}"}
+    ended, module = "", None
+    with boundary(name) as caught:
+        try:
+            module = load_module(name, root)
+        except SystemExit:
+            ended = f"{name} ends the program (sys.exit) when it is imported"
+    if module is None:
+        message = ended or f"importing failed: {caught.error}{_place(caught.detail, name)}"
+        return {
+            "error": message,
+            "code": "import-fails",
+            "fix": f"mend {name}; 'python {name}' shows the error",
+        }
+    function = getattr(module, function_name, None)
+    if function is None:
+        own = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
+        near = closest(function_name, own)
+        fix = f"write '{near}'" if near else f"define {function_name} in {name}"
+        message = (
+            f"'{name}' has no function '{function_name}'; known: {', '.join(sorted(own)[:20]) or '(none)'}"
+        )
+        return {"error": message, "code": "unknown-function", "fix": fix}
+    if not callable(function):
+        message = f"'{function_name}' of {name} isn't a function but a {type(function).__name__}"
+        return {"error": message, "code": "not-a-function", "fix": "name a function"}
+    with boundary(ref) as caught:
+        found = _signature(function)
+        found["hash"] = _hash(module)
+        return found
+    return {"error": f"can't be looked at: {caught.error}", "code": "import-fails", "fix": f"mend {name}"}
+
+
+def _place(detail: str, name: str) -> str:
+    rows = [row.strip() for row in detail.splitlines() if f'{Path(name).name}", line ' in row]
+    return f" (line {rows[-1].split('line ')[1].split(',')[0]})" if rows else ""
+
+
+def _hash(module: types.ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else ""
+
+
+def _signature(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return {"params": ["**"], "required": [], "nullable": ["**"]}
+    hints = _hints(function)
+    params: list[str] = []
+    required: list[str] = []
+    nullable: list[str] = []
+    for name, p in signature.parameters.items():
+        if p.kind is p.POSITIONAL_ONLY:
+            message = f"parameter '{name}' is positional only; arguments are passed by name"
+            return {"error": message, "code": "positional-only", "fix": "remove the '/' from the function"}
+        if p.kind is p.VAR_POSITIONAL:
+            continue
+        shown = "**" if p.kind is p.VAR_KEYWORD else name
+        params.append(shown)
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD:
+            required.append(name)
+        if p.default is None or _may_be_null(hints.get(name, p.annotation)):
+            nullable.append(shown)
+    return {"params": params, "required": required, "nullable": nullable}
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    with boundary("annotations"):
+        return typing.get_type_hints(function)
+    return {}
+
+
+def _may_be_null(annotation: Any) -> bool:
+    if annotation is inspect.Parameter.empty or annotation in (Any, object, None, type(None)):
+        return True
+    if isinstance(annotation, str):
+        return any(word in annotation for word in ("None", "Optional", "Any", "object"))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(_may_be_null(arg) for arg in typing.get_args(annotation))
+    return False
+
+
+def main() -> None:
+    """Answer a request `{"root", "path", "refs"}` from standard input, one line a function."""
+    request = json.loads(sys.stdin.read())
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(quiet, descriptor)
+    sys.path.extend(p for p in request["path"] if p not in sys.path)
+    with open(sys.argv[1], "a", encoding="utf-8", buffering=1) as out:
+        for ref in request["refs"]:
+            out.write(json.dumps({"begin": ref}) + "\n")
+            out.write(json.dumps({"ref": ref, **describe(ref, request["root"])}) + "\n")
+        out.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
