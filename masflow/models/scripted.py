@@ -1,4 +1,5 @@
-"""An engine that answers from a script: deterministic, without a model, for trying workflows and for tests."""
+"""An engine that answers from a script: deterministic, without a model, for trying workflows and for
+tests."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ class ScriptedEngine:
     """A RolloutEngine that speaks lines.
 
     Args:
-        script: by node, member or role (looked up in that order, with and without the sub-workflow's prefix; `*` is
-            everyone else): a list of texts, one for each visit in turn (the last one repeats), or a function of the
-            request. A line may be a Reply, whose `finish` and counts are kept.
+        script: by node, member or role (looked up in that order, with and without the sub-workflow's
+            prefix; `*` is everyone else): a list of texts, one for each visit in turn (the last one
+            repeats), or a function of the request. A line may be a Reply, whose `finish` and counts are
+            kept.
     """
 
     repeats = True

@@ -1,6 +1,8 @@
-"""What one thread of a workflow knows: state, node values, conversations, counts, and its place in happened-before order.
+"""What one thread of a workflow knows: state, node values, conversations, counts, and its place in
+happened-before order.
 
-Every mapping here is replaced, never changed in place, so that a fork or a snapshot costs nothing. Knows no player.
+Every mapping here is replaced, never changed in place, so that a fork or a snapshot costs nothing. Knows no
+player.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Clock(NamedTuple):
     last: tuple[str, ...] = ()
     """Ids of the turns immediately before."""
     hidden: tuple[str, ...] = ()
-    """Cancelled turns on which a choice of branches hung: no predecessors, yet a fork at one redoes what follows."""
+    """Cancelled turns on which a choice of branches hung: no predecessors, yet a fork at one redoes what
+    follows."""
     epoch: int = 0
     """How many of the state's forks lie before this place."""
 
@@ -144,7 +147,8 @@ _COUNTS = ("visits", "skips")
 
 
 def _overlay(board: Board, name: str, base: Mapping[str, Any], branch: Mapping[str, Any]) -> None:
-    """Put a branch's changes of one mapping over the board's: counts add, histories extend, the rest replaces."""
+    """Put a branch's changes of one mapping over the board's: counts add, histories extend, the rest
+    replaces."""
     if branch is base:
         return
     now = dict(getattr(board, name))

@@ -1,4 +1,5 @@
-"""A demonstration line as a source of replies and values for the player, with clear errors where it doesn't fit."""
+"""A demonstration line as a source of replies and values for the player, with clear errors where it doesn't
+fit."""
 
 from __future__ import annotations
 

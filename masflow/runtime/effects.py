@@ -1,4 +1,5 @@
-"""What reaches outside an episode besides models: tools, functions and people; recorded once, replayed ever after."""
+"""What reaches outside an episode besides models: tools, functions and people; recorded once, replayed ever
+after."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def run_tool(
     *,
     approve: bool = False,
 ) -> tuple[bool, Any]:
-    """(True, value) once the tool ran; (False, None) while a person's approval is waited for. Refused: value null."""
+    """(True, value) once the tool ran; (False, None) while a person's approval is waited for. Refused: value
+    null."""
     if (tool.approve or approve) and live.interactive:
         answer = _answer(
             live,
@@ -143,7 +145,8 @@ def _answer(live: Live, board: Board, path: Path, question: Question) -> Effect 
 def run_human(
     live: Live, play: Play, board: Board, path: Path, node: Node, templates: Templates, full: Templates
 ) -> tuple[bool, Any]:
-    """(True, the answer), from a person, or from who answers instead; (False, None) while it is waited for."""
+    """(True, the answer), from a person, or from who answers instead; (False, None) while it is waited
+    for."""
     human = node.human
     assert human is not None
     instead = None if live.interactive else human.in_training

@@ -1,4 +1,5 @@
-"""Plays many episodes at once: all of them advance to a barrier, one batch of requests is answered, and again."""
+"""Plays many episodes at once: all of them advance to a barrier, one batch of requests is answered, and
+again."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def play(
 ) -> list[Trajectory]:
     """Play episodes to their ends.
 
-    Requests of one barrier go to `generate` in the order (slot, sample, place in the workflow), so that batches
-    form the same way in every run.
+    Requests of one barrier go to `generate` in the order (slot, sample, place in the workflow), so that
+    batches form the same way in every run.
 
     Args:
         on_finish: told of each trajectory as its episode ends, by barrier, then in that order.

@@ -77,7 +77,8 @@ def role_of(play: Play, node: Node, templates: Templates) -> RoleIR:
 
 
 def run_item(live: Live, play: Play, visit: Visit, item: Item) -> None:
-    """Go on until the item is done or waits. A failure ends the item; what follows from it is the visit's business."""
+    """Go on until the item is done or waits. A failure ends the item; what follows from it is the visit's
+    business."""
     try:
         _RUN[visit.node.kind](live, play, visit, item)
     except EpisodeError as error:

@@ -1,7 +1,8 @@
-"""Where an episode stands: plays of graphs, threads, visits and items, all worked out again from an EpisodeState.
+"""Where an episode stands: plays of graphs, threads, visits and items, all worked out again from an
+EpisodeState.
 
-Holds data and the lookups that every step of the player needs; the steps themselves are in `walk`, `items`, `turns`
-and `effects`.
+Holds data and the lookups that every step of the player needs; the steps themselves are in `walk`, `items`,
+`turns` and `effects`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from masflow.compiler.plan import Plan
 from masflow.errors import EpisodeError
 from masflow.models.engine import Request
 from masflow.runtime.board import Board, Clock
-from masflow.trace import Message, Moment, Path, Step, Turn, path_json
+from masflow.trace import Message, Moment, Path, Step, Turn
 
 if TYPE_CHECKING:
     from masflow.runtime.react import ToolCall
@@ -208,7 +209,8 @@ class Live:
     def rng(
         self, play: Play, board: Board, node: str, visit: int, item: Item | None, what: str
     ) -> random.Random | None:
-        """Chance for one template: seeded by episode, path and purpose; None where the node's texts need none."""
+        """Chance for one template: seeded by episode, path and purpose; None where the node's texts need
+        none."""
         if node not in play.info.chance:
             return None
         step = Step(play.call, node, visit, item.key if item else None)
@@ -217,7 +219,8 @@ class Live:
 
 
 class Templates:
-    """Evaluates a node's templates; a problem ends the episode with outcome `tool_error`, naming the place."""
+    """Evaluates a node's templates; a problem ends the episode with outcome `tool_error`, naming the
+    place."""
 
     def __init__(self, where: str, names: Mapping[str, Any], rng: random.Random | None = None):
         self.where, self.names, self.rng = where, names, rng

@@ -1,7 +1,7 @@
 """Plays episodes: an explicit state machine that turns a plan, a task and replies into a trajectory.
 
-Knows no engine: it hands out requests and takes replies. Given the same replies it gives the same trajectory, in
-whatever order they arrive.
+Knows no engine: it hands out requests and takes replies. Given the same replies it gives the same
+trajectory, in whatever order they arrive.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Player:
         return list(self._current(state).questions.values())
 
     def answer(self, state: EpisodeState, question: Question, text: str) -> None:
-        """A person's answer (for an approval: yes or no). Raises ValueError with the reason when it is malformed."""
+        """A person's answer (for an approval: yes or no). Raises ValueError with the reason when it is
+        malformed."""
         value: Any = text.strip().lower() in ("y", "yes", "true", "ok")
         if question.kind == "human":
             *_, graph_key = self._graph_of(question.path)
@@ -104,7 +105,8 @@ class Player:
             KeyError: the episode has no such turn.
         """
         live = self._current(state)
-        turn = live.turns[turn_id]
+        if turn_id not in live.turns:
+            raise KeyError(turn_id)
         after = {turn_id}
         for other in sorted(live.turns.values(), key=lambda t: t.superstep):
             if after.intersection(live.depends[other.id]):
@@ -186,9 +188,16 @@ class Player:
         return state.live
 
     def _play(
-        self, graph_key: str, task: dict[str, Any], params: dict[str, Any], prefix: Path, call: str, clock: Clock,
-        token_limit: int | None, records: bool,
-    ) -> Play:  # fmt: skip
+        self,
+        graph_key: str,
+        task: dict[str, Any],
+        params: dict[str, Any],
+        prefix: Path,
+        call: str,
+        clock: Clock,
+        token_limit: int | None,
+        records: bool,
+    ) -> Play:
         info = self._infos[graph_key]
         own = info.graph.limits.tokens
         limit = min((n for n in (own, token_limit) if n is not None), default=None)

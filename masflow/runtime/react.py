@@ -1,6 +1,7 @@
 """Tool calls in plain text: how tools are described to a model, and how its call is read.
 
-The format is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one call a turn; it needs no chat template.
+The format is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one call a turn; it needs no chat
+template.
 """
 
 from __future__ import annotations

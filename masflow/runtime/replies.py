@@ -1,6 +1,8 @@
-"""Turns the text of a reply into a value, one function a reply format; any text ends in a value or in a reason.
+"""Turns the text of a reply into a value, one function a reply format; any text ends in a value or in a
+reason.
 
-Knows no player: it sees the reply's spec, the text, and what the spec can't hold (choices worked out at run time).
+Knows no player: it sees the reply's spec, the text, and what the spec can't hold (choices worked out at run
+time).
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ def parse_reply(
 
     Args:
         choices: of a `choice` reply whose words come from an expression.
-        stop: the turn's stop strings; the one that ended the turn is cut from the text, so that a closing tag or
-            fence among them counts as written.
+        stop: the turn's stop strings; the one that ended the turn is cut from the text, so that a
+            closing tag or fence among them counts as written.
     """
     try:
         value = _FORMATS[type(spec)](spec, text, choices, stop)
@@ -114,7 +116,8 @@ def _tags(spec: TagsReply, text: str, choices: object, stop: Sequence[str]) -> d
 
 
 def from_text(text: str, type_: Type, name: str) -> Any:
-    """The value of a type that a text spells; text stays text (`007` is no number where a `str` is asked for)."""
+    """The value of a type that a text spells; text stays text (`007` is no number where a `str` is asked
+    for)."""
     kind, text = type_.kind, text.strip()
     if type_.nullable and (not text or (kind not in ("str", "any") and text.lower() in ("null", "none"))):
         return None
@@ -159,7 +162,8 @@ def _no_constant(word: str) -> Any:
 
 
 def _typed(value: Any, type_: Type, name: str) -> Any:
-    """`value` with the declared fields only, absent nullable ones as null; numbers and words as their type has them."""
+    """`value` with the declared fields only, absent nullable ones as null; numbers and words as their type
+    has them."""
     if value is None and type_.nullable:
         return None
     if type_.kind == "record" and isinstance(value, dict):

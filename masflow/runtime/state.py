@@ -1,7 +1,7 @@
 """An episode as a value: its key, its task and everything that came from outside, by path.
 
-The player is deterministic, so that replies and effects *are* the state: copying, saving, forking and replaying are
-copies of these records, and the player's position (`live`) is worked out again from them.
+The player is deterministic, so that replies and effects *are* the state: copying, saving, forking and
+replaying are copies of these records, and the player's position (`live`) is worked out again from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Model calls: what a role is told, how its reply becomes a turn and a value, and what a malformed one leads to."""
+"""Model calls: what a role is told, how its reply becomes a turn and a value, and what a malformed one leads
+to."""
 
 from __future__ import annotations
 
@@ -149,7 +150,8 @@ def policy_of(plan: Plan, member: str) -> str:
 
 
 def sampling(plan: Plan, role: RoleIR, mode: str) -> SamplingParams:
-    """A role's sampling, complete. Train: the algorithm's temperature unless the role has one; eval: greedy unless."""
+    """A role's sampling, complete. Train: the algorithm's temperature unless the role has one; eval: greedy
+    unless."""
     own = role.sampling.train if mode == "train" else role.sampling.eval
     usual = plan.algorithm.temperature if mode == "train" else 0.0
     return SamplingParams(

@@ -1,4 +1,5 @@
-"""Walks a graph: enters nodes, runs their visits, takes edges, forks into branches and joins them in branch order.
+"""Walks a graph: enters nodes, runs their visits, takes edges, forks into branches and joins them in branch
+order.
 
 A step either makes progress or waits for a reply; nothing depends on the order in which replies arrive.
 """
