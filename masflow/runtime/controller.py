@@ -10,14 +10,14 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from masflow.compiler import dump_plan
-from masflow.compiler.plan import Plan
+from masflow.compiler.plan import Plan, PolicyIR
 from masflow.compiler.rows import Task, load_tasks
 from masflow.errors import RunError
 from masflow.runtime import alarms, checkpoints
@@ -106,7 +106,7 @@ def train(
             if experiment_text:
                 folder.experiment.write_text(experiment_text, encoding="utf-8")
         seed_globals(plan.train.seed, "start")
-        team = Team(plan, folder.path, stop)
+        team = Team(with_init(plan, fresh=checkpoints.latest(folder.checkpoints) is None), folder.path, stop)
         stack.callback(team.close)
         trace = TraceDb(folder.path / "trace.sqlite")
         stack.callback(trace.close)
@@ -121,11 +121,13 @@ def train(
 
 def go(run: Run, only_warm_start: bool) -> dict[str, Any]:
     """The run itself, from wherever its state stands."""
+    tasks = [] if only_warm_start else training_tasks(run.plan)
     announce(run)
     state, last = run.state, 0 if only_warm_start else run.plan.train.steps
     if not state.warmed:
         teach(run)
-    tasks = [] if only_warm_start else training_tasks(run.plan)
+    if state.step == 0 and run.plan.algorithm.kl.weight:
+        run.team.snapshot_reference()
     while True:
         if (
             due(run, run.plan.train.eval_every, last)
@@ -154,10 +156,6 @@ def announce(run: Run) -> None:
         run.state = checkpoints.restore(place, groups)
         run.saved = copy.deepcopy(run.state)
         run.trace.cut(run.state.step)
-    elif run.plan.init is not None:
-        found = checkpoints.find(run.plan.init, (Path.cwd(), Path(run.plan.root_dir)))
-        checkpoints.restore(found, groups)
-        run.team.reset_optimizers()
     facts = {"models": {name: group.describe() for name, group in run.team.groups.items()}}
     run.on_event(
         "start", {"out": str(run.dir.path), "step": run.state.step, "resumed": place is not None, **facts}
@@ -234,6 +232,16 @@ def step(run: Run, tasks: Sequence[Task]) -> None:
         raise RunError(reason, "see 'batch' and 'roles' in metrics.jsonl; or raise train.patience")
 
 
+def with_init(plan: Plan, fresh: bool) -> Plan:
+    """The plan whose policies start from the experiment's `init`; a run with a checkpoint starts there."""
+
+    def policy(p: PolicyIR) -> PolicyIR:
+        return replace(p, init=(p.init or plan.init) if fresh else None)
+
+    models = tuple(replace(m, policies=tuple(policy(p) for p in m.policies)) for m in plan.models)
+    return replace(plan, models=models)
+
+
 def training_tasks(plan: Plan) -> list[Task]:
     """All training tasks. Raises RunError when there are none, SpecError for a row that misses a field."""
     if not plan.data.get("train"):
@@ -245,7 +253,7 @@ def training_tasks(plan: Plan) -> list[Task]:
 
 
 def seed_globals(seed: int, step: int | str) -> None:
-    """Give the global generators, which users' functions may use, a state that depends on the step alone."""
+    """Make the global generators, which users' functions may use, depend on the step alone."""
     random.seed(stable_seed("globals", seed, step))
     np.random.seed(stable_seed("numpy", seed, step) % 2**32)
 

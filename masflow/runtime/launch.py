@@ -9,14 +9,20 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from masflow.compiler import compile_experiment
-from masflow.compiler.plan import Plan
+from masflow.compiler.overrides import overridden
+from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.rows import load_tasks
 from masflow.errors import Problem, RunError, SpecError
+from masflow.project import load
 from masflow.runtime import checkpoints
 from masflow.runtime import evaluate as evaluation
 from masflow.runtime.controller import train
@@ -61,13 +67,31 @@ def launch(
             results.append(done)
             continue
         warm = plan.warm_start.steps if plan.warm_start and not plan.init else 0
+        text = resolved(experiment, mapping, runtime, changed)
         with Display(plan.train.steps, warm) as display:
-            results.append(train(plan, place, again, display, only_warm_start=only_warm_start))
+            results.append(
+                train(plan, place, again, display, only_warm_start=only_warm_start, experiment_text=text)
+            )
         tell(results[-1], experiment, as_json and seeds == 1)
     if seeds > 1:
         summary = over_seeds(results)
         print(json.dumps(summary, default=str) if as_json else seeds_text(summary), flush=True)
     return results
+
+
+def resolved(
+    experiment: Path, mapping: Path | None, runtime: Path | None, overrides: Mapping[str, str]
+) -> str:
+    """The experiment as YAML with the command's changes in it; paths stay as they were written."""
+    spec: Any = overridden(load(experiment, "experiment"), overrides).spec
+    for key, file in (("mapping", mapping), ("runtime", runtime)):
+        if file is not None:
+            spec = spec.model_copy(update={key: load(file, key).spec})
+    yaml = YAML()
+    yaml.default_flow_style = False
+    text = StringIO()
+    yaml.dump(spec.model_dump(mode="json", by_alias=True, exclude_unset=True), text)
+    return text.getvalue()
 
 
 def default_out(experiment: Path, resume: bool, root: Path = Path("runs")) -> Path:
@@ -141,7 +165,9 @@ class Loaded:
     """
 
     def __init__(self, plan: Plan, reference: str | None):
-        self.plan, self.reference = plan, reference
+        self.reference = reference
+        models = tuple(_without_init(model) if reference else model for model in plan.models)
+        self.plan = replace(plan, models=models)
         self._folder = tempfile.TemporaryDirectory(prefix="masflow-")
 
     def __enter__(self) -> Team:
@@ -150,6 +176,7 @@ class Loaded:
         if self.reference is not None:
             place = checkpoints.find(self.reference, (Path.cwd(), Path(self.plan.root_dir)))
             base = place.parent.parent / "base"
+            self.plan = with_seed_of(self.plan, place.parent.parent)
             if base.is_dir():
                 (folder / "base").symlink_to(base.resolve())
         self.team = Team(self.plan, folder)
@@ -160,6 +187,19 @@ class Loaded:
     def __exit__(self, *error: object) -> None:
         self.team.close()
         self._folder.cleanup()
+
+
+def _without_init(model: ModelIR) -> ModelIR:
+    return replace(model, policies=tuple(replace(p, init=None) for p in model.policies))
+
+
+def with_seed_of(plan: Plan, run: Path) -> Plan:
+    """The plan with the seed of a run, from which its bases were made."""
+    try:
+        seed = json.loads((run / "plan.json").read_text(encoding="utf-8"))["train"]["seed"]
+    except (OSError, ValueError, KeyError):
+        return plan
+    return replace(plan, train=plan.train.model_copy(update={"seed": seed}))
 
 
 def evaluate_checkpoint(

@@ -30,7 +30,7 @@ def open_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) 
             )
         check_zero(plan, RunState(), only_warm_start)
         return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
-    if not folder.used():
+    if not folder.begun():
         raise RunError(
             f"{folder.path} holds no run to resume", "leave --resume out, or name the run's folder with --out"
         )
@@ -61,15 +61,24 @@ def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
     raise RunError(f"{folder.path} was made from another plan; it differs in\n{listed}", fix)
 
 
+FREE = ("digest", "root_dir", "runtime", "groups", "path", "where", "prompt_file")
+"""What may differ between two parts of one run: where things stand and run."""
+FREE_SCHEDULE = ("steps", "eval_every", "save_every", "keep")
+
+
 def digest_content(plan: dict[str, Any]) -> dict[str, Any]:
     """A plan's JSON without what may differ between two parts of one run."""
-    free = ("digest", "root_dir", "runtime", "eval")
-    train = {
-        k: v
-        for k, v in plan.get("train", {}).items()
-        if k not in ("steps", "eval_every", "save_every", "keep", "patience")
-    }
-    return {**{k: v for k, v in plan.items() if k not in free}, "train": train}
+    found = _without(plan, FREE)
+    for schedule in (found.get("train"), found.get("warm_start")):
+        for key in FREE_SCHEDULE:
+            (schedule or {}).pop(key, None)
+    return found
+
+
+def _without(value: Any, keys: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {k: _without(v, keys) for k, v in value.items() if k not in keys}
+    return [_without(v, keys) for v in value] if isinstance(value, list) else value
 
 
 def check_zero(plan: Plan, state: RunState, only_warm_start: bool) -> None:

@@ -91,9 +91,13 @@ class RunDir:
         finally:
             os.close(handle)
 
+    def begun(self) -> bool:
+        """True once a run began here, even if it left nothing behind."""
+        return self.plan.exists()
+
     def used(self) -> bool:
-        """True once a run began here."""
-        return self.plan.exists() or self.metrics.exists()
+        """True when a run left something here that another one would mix with."""
+        return self.metrics_bytes() > 0 or checkpoints.latest(self.checkpoints) is not None
 
     def append(self, record: dict[str, Any]) -> None:
         """One line of metrics, on the disk when this returns."""

@@ -1,6 +1,6 @@
 """The order in which tasks are drawn: a seeded shuffle an epoch, a pure function of the position.
 
-Knows neither files nor models. A position counts the rows drawn since the run began: all that checkpoints keep.
+Knows neither files nor models. A position counts the rows drawn: all that checkpoints keep.
 """
 
 from __future__ import annotations

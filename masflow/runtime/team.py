@@ -56,8 +56,11 @@ class Team:
         for group in self.groups.values():
             group.reset_optimizers()
 
+    def snapshot_reference(self) -> None:
+        """Today's weights are what a KL penalty compares with."""
+        for group in self.groups.values():
+            group.snapshot_reference()
+
     def close(self) -> None:
         for group in self.groups.values():
-            close = getattr(group, "close", None)
-            if close is not None:
-                close()
+            group.close()

@@ -114,7 +114,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("advantage", "group_mean"): make_batch,
     ("advantage", "leave_one_out"): make_batch,
     ("select", "all"): nothing,
-    ("update", "policy_gradient"): update_policies,
+    ("update", "clip"): update_policies,
     ("evolve", "none"): nothing,
 }
 
