@@ -199,8 +199,8 @@ def eval_(
     json_: Json = False,
 ) -> None:
     """Score held-out rows: greedy, and the mean over samples with a bootstrap interval."""
-    from masflow.runtime.launch import evaluate_checkpoint
     from masflow.runtime.report import eval_text
+    from masflow.runtime.trial import evaluate_checkpoint
 
     plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
     result = evaluate_checkpoint(plan, checkpoint, split, limit, samples)
@@ -229,8 +229,8 @@ def run(
     json_: Json = False,
 ) -> None:
     """Play one episode and print it."""
-    from masflow.runtime.launch import run_episode
     from masflow.runtime.report import trajectory_json, trajectory_text
+    from masflow.runtime.trial import run_episode
 
     plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
     scored = run_episode(plan, task, checkpoint, resume, out)

@@ -6,10 +6,8 @@ Knows the controller, not its inside; prints results, leaves exit codes to the c
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,19 +17,14 @@ from ruamel.yaml import YAML
 
 from masflow.compiler import compile_experiment
 from masflow.compiler.overrides import overridden
-from masflow.compiler.plan import ModelIR, Plan
-from masflow.compiler.rows import load_tasks
-from masflow.errors import Problem, RunError, SpecError
+from masflow.compiler.plan import Plan
+from masflow.errors import RunError
 from masflow.project import load
 from masflow.runtime import checkpoints
-from masflow.runtime import evaluate as evaluation
 from masflow.runtime.controller import train
 from masflow.runtime.progress import Display, number
 from masflow.runtime.report import result_text
 from masflow.runtime.rundir import RunDir
-from masflow.runtime.team import Team
-from masflow.tools import ToolBox
-from masflow.trace import EpisodeKey
 
 
 def launch(
@@ -156,93 +149,3 @@ def seeds_text(summary: dict[str, Any]) -> str:
             each = " ".join(number(value) for value in found["seeds"])
             lines.append(f"held out {word}: {number(found['mean'])} ± {number(found['sd'])}   ({each})")
     return "\n".join(lines)
-
-
-class Loaded:
-    """A plan's team with the weights of a checkpoint, or as its bases are; a context manager.
-
-    The run that holds the checkpoint is only read: what an engine writes goes to a temporary folder.
-    """
-
-    def __init__(self, plan: Plan, reference: str | None):
-        self.reference = reference
-        models = tuple(_without_init(model) if reference else model for model in plan.models)
-        self.plan = replace(plan, models=models)
-        self._folder = tempfile.TemporaryDirectory(prefix="masflow-")
-
-    def __enter__(self) -> Team:
-        folder = Path(self._folder.name)
-        place = None
-        if self.reference is not None:
-            place = checkpoints.find(self.reference, (Path.cwd(), Path(self.plan.root_dir)))
-            base = place.parent.parent / "base"
-            self.plan = with_seed_of(self.plan, place.parent.parent)
-            if base.is_dir():
-                (folder / "base").symlink_to(base.resolve())
-        self.team = Team(self.plan, folder)
-        if place is not None:
-            checkpoints.restore(place, dict(self.team.groups))
-        return self.team
-
-    def __exit__(self, *error: object) -> None:
-        self.team.close()
-        self._folder.cleanup()
-
-
-def _without_init(model: ModelIR) -> ModelIR:
-    return replace(model, policies=tuple(replace(p, init=None) for p in model.policies))
-
-
-def with_seed_of(plan: Plan, run: Path) -> Plan:
-    """The plan with the seed of a run, from which its bases were made."""
-    try:
-        seed = json.loads((run / "plan.json").read_text(encoding="utf-8"))["train"]["seed"]
-    except (OSError, ValueError, KeyError):
-        return plan
-    return replace(plan, train=plan.train.model_copy(update={"seed": seed}))
-
-
-def evaluate_checkpoint(
-    plan: Plan, checkpoint: str | None, split: str, limit: int | None, samples: int
-) -> dict[str, Any]:
-    """Score a split under a checkpoint, or under the untrained models.
-
-    Raises:
-        RunError: unknown split, no rows, or a checkpoint of other models.
-    """
-    known = [name for name in plan.data if name != "warm_start"]
-    if split not in known:
-        raise RunError(
-            f"unknown split '{split}'; known: {', '.join(known) or 'none'}", "name one of data's splits"
-        )
-    with Loaded(plan, checkpoint) as team:
-        return evaluation.evaluate(plan, team, ToolBox(plan), split=split, limit=limit, samples=samples)
-
-
-def parse_task(text: str) -> dict[str, Any]:
-    """A task from the command line. Raises SpecError when it isn't a JSON object."""
-    try:
-        task = json.loads(text)
-    except ValueError as error:
-        raise SpecError(
-            Problem("--task", 0, "", "bad-task", f"not JSON: {error}", 'write {"field": "value"}')
-        ) from None
-    if not isinstance(task, dict):
-        problem = Problem("--task", 0, "", "bad-task", f"a task is a JSON object, not {type(task).__name__}")
-        raise SpecError(problem)
-    return task
-
-
-def first_task(plan: Plan) -> dict[str, Any]:
-    """The first held-out (or training) row."""
-    split = next((name for name in ("eval", "train") if plan.data.get(name)), None)
-    if split is None:
-        raise RunError("the experiment has no data to take a task from", "give one with --task")
-    tasks = load_tasks(plan, split)
-    if not tasks:
-        raise RunError(f"the split '{split}' has no rows", "give a task with --task")
-    return tasks[0].row
-
-
-def episode_key(plan: Plan) -> EpisodeKey:
-    return EpisodeKey(plan.train.seed, "run", 0, 0, "0", 0)

@@ -1,0 +1,192 @@
+"""What a plan does without training: a split scored under a checkpoint, or one episode played.
+
+Leaves the run that a checkpoint belongs to as it is; prints only what a person is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from masflow.compiler.plan import ModelIR, Plan
+from masflow.compiler.rows import field_problem, load_tasks, task_of
+from masflow.errors import Problem, RunError, SpecError
+from masflow.rl.score import score
+from masflow.runtime import checkpoints
+from masflow.runtime import evaluate as evaluation
+from masflow.runtime.episodes import play
+from masflow.runtime.player import Player
+from masflow.runtime.schedule import stable_seed
+from masflow.runtime.state import EpisodeState
+from masflow.runtime.team import Team
+from masflow.tools import ToolBox
+from masflow.trace import EpisodeKey, Scored
+
+
+class Loaded:
+    """A plan's team with the weights of a checkpoint, or as its bases are; a context manager.
+
+    The run that holds the checkpoint is only read: what an engine writes goes to a temporary folder.
+    """
+
+    def __init__(self, plan: Plan, reference: str | None):
+        self.reference = reference
+        models = tuple(_without_init(model) if reference else model for model in plan.models)
+        self.plan = replace(plan, models=models)
+        self._folder = tempfile.TemporaryDirectory(prefix="masflow-")
+
+    def __enter__(self) -> Team:
+        folder = Path(self._folder.name)
+        place = None
+        if self.reference is not None:
+            place = checkpoints.find(self.reference, (Path.cwd(), Path(self.plan.root_dir)))
+            base = place.parent.parent / "base"
+            self.plan = with_seed_of(self.plan, place.parent.parent)
+            if base.is_dir():
+                (folder / "base").symlink_to(base.resolve())
+        self.team = Team(self.plan, folder)
+        if place is not None:
+            checkpoints.restore(place, dict(self.team.groups))
+        return self.team
+
+    def __exit__(self, *error: object) -> None:
+        self.team.close()
+        self._folder.cleanup()
+
+
+def _without_init(model: ModelIR) -> ModelIR:
+    return replace(model, policies=tuple(replace(p, init=None) for p in model.policies))
+
+
+def with_seed_of(plan: Plan, run: Path) -> Plan:
+    """The plan with the seed of a run, from which its bases were made."""
+    try:
+        seed = json.loads((run / "plan.json").read_text(encoding="utf-8"))["train"]["seed"]
+    except (OSError, ValueError, KeyError):
+        return plan
+    return replace(plan, train=plan.train.model_copy(update={"seed": seed}))
+
+
+def evaluate_checkpoint(
+    plan: Plan, checkpoint: str | None, split: str, limit: int | None, samples: int
+) -> dict[str, Any]:
+    """Score a split under a checkpoint, or under the untrained models.
+
+    Raises:
+        RunError: unknown split, no rows, or a checkpoint of other models.
+    """
+    known = [name for name in plan.data if name != "warm_start"]
+    if split not in known:
+        raise RunError(
+            f"unknown split '{split}'; known: {', '.join(known) or 'none'}", "name one of data's splits"
+        )
+    with Loaded(plan, checkpoint) as team:
+        return evaluation.evaluate(plan, team, ToolBox(plan), split=split, limit=limit, samples=samples)
+
+
+def parse_task(text: str, plan: Plan) -> dict[str, Any]:
+    """A task from the command line. Raises SpecError when it isn't a JSON object with the task's fields."""
+    message = ""
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        message = f"not JSON: {error}"
+    else:
+        if isinstance(row, dict):
+            wrong = field_problem(row, plan.graph.task)
+            message = wrong[2] if wrong else ""
+        else:
+            message = f"a task is a JSON object, not {type(row).__name__}"
+    if message:
+        example = json.dumps({f.source or f.name: str(f.type) for f in plan.graph.task})
+        raise SpecError(Problem("--task", 0, "", "bad-task", message, f"write {example}"))
+    return task_of(row, plan.graph.task)
+
+
+def first_task(plan: Plan) -> dict[str, Any]:
+    """The first held-out (or training) row."""
+    split = next((name for name in ("eval", "train") if plan.data.get(name)), None)
+    if split is None:
+        raise RunError("the experiment has no data to take a task from", "give one with --task")
+    tasks = load_tasks(plan, split)
+    if not tasks:
+        raise RunError(f"the split '{split}' has no rows", "give a task with --task")
+    return tasks[0].row
+
+
+def episode_name(row: dict[str, Any]) -> str:
+    """A task's place in an episode's id."""
+    return f"{stable_seed(json.dumps(row, sort_keys=True, default=str)):x}"
+
+
+def run_episode(
+    plan: Plan, task: str | None, checkpoint: str | None, resume: str | None, folder: Path
+) -> Scored:
+    """Play one episode, asking people at the terminal; one that waits for a person is saved under `folder`.
+
+    Raises:
+        SpecError: the task doesn't fit; RunError: no such saved episode, or one of another plan.
+    """
+    if resume is not None:
+        state, checkpoint = load_episode(plan, folder, resume, checkpoint)
+    with Loaded(plan, checkpoint) as team:
+        toolbox = ToolBox(plan)
+        player = Player(plan, toolbox, mode="eval", interactive=True)
+        if resume is None:
+            row = parse_task(task, plan) if task is not None else first_task(plan)
+            state = player.start(row, EpisodeKey(plan.train.seed, "run", 0, 0, episode_name(row), 0))
+        while True:
+            trajectory = play(player, [state], team.generate)[0]
+            if trajectory.outcome != "paused" or not answer_questions(player, state):
+                break
+    place = folder / f"{trajectory.id}.json"
+    if trajectory.outcome == "paused":
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = {"digest": plan.digest, "checkpoint": checkpoint, "state": state.to_json()}
+        place.write_text(json.dumps(saved), encoding="utf-8")
+    else:
+        place.unlink(missing_ok=True)
+    return score(plan, [trajectory])[0]
+
+
+def answer_questions(player: Player, state: EpisodeState) -> bool:
+    """Ask the person at the terminal; False when nobody is there."""
+    for question in player.questions(state):
+        print(f"── {question.node}\n{question.text}", file=sys.stderr)
+        while True:
+            try:
+                text = input("> " if sys.stdin.isatty() else "")
+            except EOFError:
+                return False
+            try:
+                player.answer(state, question, text)
+                break
+            except ValueError as error:
+                print(f"not understood: {error}", file=sys.stderr)
+    return True
+
+
+def load_episode(
+    plan: Plan, folder: Path, name: str, checkpoint: str | None
+) -> tuple[EpisodeState, str | None]:
+    """A saved episode, and the checkpoint that it was played with unless another is named."""
+    place = folder / f"{name}.json"
+    if not place.is_file():
+        known = ", ".join(sorted(p.stem for p in folder.glob("*.json"))) or "none"
+        raise RunError(
+            f"no paused episode '{name}' in {folder}; there: {known}", "name one of those, or its --out"
+        )
+    try:
+        saved = json.loads(place.read_text(encoding="utf-8"))
+        state = EpisodeState.from_json(saved["state"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{place} can't be read: {error}", "play the episode again") from error
+    if saved["digest"] != plan.digest:
+        raise RunError(
+            f"episode '{name}' belongs to another plan", "resume it with the experiment it was played with"
+        )
+    return state, checkpoint or saved["checkpoint"]
