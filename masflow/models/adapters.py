@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,18 +19,20 @@ __all__ = ["activate", "adapter_parameters", "attach", "base_parameters", "switc
 
 
 def attach(model: Any, names: Sequence[str], lora: Lora, seed: int) -> None:
-    """Inject one fresh adapter a name; the backbone's weights stay frozen, and the global random state as it was."""
+    """Inject one fresh adapter a name. The backbone stays frozen, the global random state as it was."""
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     has_conv1d = any(isinstance(m, Conv1D) for m in model.modules())
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=targets,
         lora_dropout=0.0,
         fan_in_fan_out=has_conv1d,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # PEFT warns of a second adapter, which is what we are here for.
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
         torch.manual_seed(seed)
         for name in names:
             inject_adapter_in_model(config, model, adapter_name=name)

@@ -1,6 +1,6 @@
-"""A causal language model as two functions, `hidden` and `logits`, so that logits are computed only where they are needed.
+"""A causal language model as two functions, `hidden` and `logits`: logits only where they are needed.
 
-Shapes: B rows, T tokens, L tokens in the cache, D hidden, V vocabulary. Knows neither tokens' text nor policies.
+Shapes: B rows, T tokens, L tokens in the cache, D hidden, V vocabulary. Knows neither text nor policies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Backbone"]
 
 
 class Backbone:
-    """A Hugging Face causal model, split into the stack that makes hidden states and the head that makes logits."""
+    """A Hugging Face causal model, split into the stack that makes hidden states and the head on top."""
 
     def __init__(self, model: Any):
         self.model = model.eval()

@@ -74,7 +74,7 @@ def load_base(model: ModelIR, run_dir: Path, seed: int, device: torch.device | N
 
 
 def _dtype(model: ModelIR, loaded: Any, device: torch.device) -> torch.dtype:
-    """`auto`: float32, except for the frozen weights of a large model on an accelerator, which keep their own."""
+    """`auto`: float32; frozen weights of a large model on an accelerator keep their own."""
     if model.dtype != "auto":
         return getattr(torch, model.dtype)
     is_small = sum(p.numel() for p in loaded.parameters()) < _SMALL
@@ -103,7 +103,7 @@ def _stop_ids(tokenizer: Any, loaded: Any) -> tuple[int, ...]:
     return found
 
 
-# -- made from a config -------------------------------------------------------------------------------------------
+# -- made from a config --------------------------------------------------------------------------
 
 
 def _made_once(model: ModelIR, spec: ConfigBase, run_dir: Path, seed: int) -> Path:

@@ -1,8 +1,8 @@
 """The batched decoding loop over a Hugging Face model with its cache.
 
-Shapes: U unique prompts, B rows, T tokens, L cached tokens, V vocabulary. Equal prompts are prefilled once and their
-cache repeated; prompts are padded on the left; finished rows leave the batch. Knows no text: a stop string is a
-question to `stops`.
+Shapes: U unique prompts, B rows, T tokens, L cached tokens, V vocabulary. Equal prompts are prefilled once
+and their cache repeated; prompts are padded on the left; finished rows leave the batch. Knows no text: a stop
+string is a question to `stops`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sampled:
 
 
 def split_batches(jobs: Sequence[Job], max_tokens: int) -> list[list[int]]:
-    """Job numbers in batches of at most `max_tokens` (padding included), shortest prompts first, ties in their order.
+    """Job numbers in batches of at most `max_tokens` with padding: shortest prompts first, ties in order.
 
     A job that alone exceeds the budget is a batch of its own.
     """
@@ -153,7 +153,7 @@ class _Batch:
 
 
 def _prefill_mask(start_U: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Causal mask (U, 1, T, T) bool without the padding on the left, and positions (U, T) that count from the first token.
+    """Causal mask (U, 1, T, T) bool without the padding on the left; positions (U, T) from the first token.
 
     Padding looks at itself, so that no row of the mask is empty.
     """

@@ -1,4 +1,4 @@
-"""Rows of experience by turn id, and the token trace on disk. The only home of sampled ids; nothing here is tokenised again."""
+"""Rows of experience by turn id, and the token trace on disk: the only home of sampled ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Experience", "Row", "TokenTrace"]
 
 @dataclass(frozen=True)
 class Row:
-    """One turn's tokens. Made by the engine or from a demonstration; eaten by the trainer and by the turn's continuation."""
+    """One turn's tokens. Made by the engine or from a demonstration; eaten by trainer and continuation."""
 
     turn_id: str
     policy: str
@@ -83,14 +83,15 @@ class Experience:
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS tokens (
-  turn_id TEXT PRIMARY KEY, policy TEXT NOT NULL, version INTEGER NOT NULL, parent TEXT, prefix INTEGER NOT NULL,
-  forked INTEGER NOT NULL, prompt_ids BLOB NOT NULL, reply_ids BLOB NOT NULL, logprobs BLOB NOT NULL
+  turn_id TEXT PRIMARY KEY, policy TEXT NOT NULL, version INTEGER NOT NULL, parent TEXT,
+  prefix INTEGER NOT NULL, forked INTEGER NOT NULL,
+  prompt_ids BLOB NOT NULL, reply_ids BLOB NOT NULL, logprobs BLOB NOT NULL
 ) WITHOUT ROWID
 """
 
 
 class TokenTrace:
-    """`tokens/<model>.sqlite`: ids as little-endian int32, log-probs as float32; readable while the run goes on."""
+    """`tokens/<model>.sqlite`: ids as little-endian int32, log-probs as float32; readable meanwhile."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """Packs rows into trees of tokens: what several rows begin with is computed once, and nothing is cut or lost.
 
-Shapes: S trees of a micro-batch, T tokens of a tree (padded), U predictions, N reply tokens of all rows, B rows.
-A tree is a trie of its rows' ids: the samples of one prompt, and the turns of one conversation, share their beginning.
-A token looks at its ancestors alone, and its position is its depth, so that each row sees what it saw when it was
-sampled. Knows no losses.
+Shapes: S trees of a micro-batch, T tokens of a tree (padded), U predictions, N reply tokens, B rows. A tree
+is a trie of its rows' ids: the samples of one prompt, and the turns of one conversation, share their
+beginning. A token looks at its ancestors alone, and its position is its depth, so that each row sees what
+it saw when it was sampled. Knows no losses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Budget:
     tokens: int = 8192
     """Tokens, padding included."""
     logits: int = 1 << 26
-    """Predictions × vocabulary entries."""
+    """Predictions times vocabulary entries."""
     mask: int = 1 << 26
     """Entries of the attention mask."""
 
@@ -58,7 +58,7 @@ class MicroBatch:
 
 @dataclass
 class _Tree:
-    """A trie in order of insertion; `segments` are (first new node, one past the last, path of ancestors before it)."""
+    """A trie in order of insertion; a segment is (first new node, one past the last, ancestors before it)."""
 
     ids: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """Draws tokens: each row's draw depends only on its own seed, its own logits and the token's place.
 
-Shapes: B rows, V vocabulary. The uniforms of a row come from a counter-based generator keyed by its seed, and a token
-is the inverse of the cumulative distribution at its uniform, so that the company in a batch changes nothing.
+Shapes: B rows, V vocabulary. The uniforms of a row come from a counter-based generator keyed by its seed,
+and a token is the inverse of the cumulative distribution at its uniform: the company in a batch changes
+nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Sampler:
         self.top_k_B, self.top_p_B = self.top_k_B[keep_B], self.top_p_B[keep_B]
 
     def draw(self, logits_BV: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Tokens (B,) int64 and their log-probs (B,) float32 under the distribution that was sampled from.
+        """Tokens (B,) int64 and their log-probs (B,) float32 under the distribution sampled from.
 
-        A greedy row (temperature 0) takes the largest logit; its log-prob is the model's own at temperature 1.
+        A greedy row (temperature 0) takes the largest logit; its log-prob is the one at temperature 1.
         """
         uniform_B = torch.from_numpy(self._uniforms(place)).to(self.device)
         if not self._any_greedy:
@@ -83,13 +84,13 @@ def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def filter_logits(logits_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
-    """Set to -inf what a row's top-k, then its top-p (nucleus, arXiv 1904.09751) leave out; the rest is renormalised by softmax.
+    """Set to -inf what a row's top-k, then its top-p (nucleus, arXiv 1904.09751) leave out.
 
     Args:
         top_k_B: (B,) int64, 0 is off.
         top_p_B: (B,) float32, 1 is off. The token that crosses the threshold stays.
     """
-    sorted_BV, order_BV = logits_BV.sort(-1, descending=True, stable=True)
+    sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
     limit_B1 = torch.where(top_k_B > 0, top_k_B, logits_BV.shape[-1])[:, None]
     sorted_BV = sorted_BV.masked_fill(rank_V >= limit_B1, -torch.inf)

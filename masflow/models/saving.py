@@ -1,4 +1,4 @@
-"""Policies on disk: weights as safetensors, optimizer states by parameter name; exact both ways. Knows no plans."""
+"""Policies on disk: weights as safetensors, optimizer states by parameter name; exact both ways."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load_weights(path: Path, into: Mapping[str, nn.Parameter]) -> None:
 
 
 def save_learner(folder: Path, learner: Learner) -> None:
-    """`<policy>.safetensors`, `<policy>.optimizer.pt`, and `<policy>.reference.safetensors` where there is one."""
+    """Write `<policy>.safetensors`, and where there are any its `.optimizer.pt`, `.reference.safetensors`."""
     stem = file_name(learner.name)
     save_weights(folder / f"{stem}.safetensors", learner.parameters)
     if learner.optimizer is not None:
@@ -115,5 +115,5 @@ def checksum(weights: Mapping[str, Tensor]) -> str:
     digest = sha256()
     for name, weight in weights.items():
         digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

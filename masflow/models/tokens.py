@@ -1,7 +1,7 @@
 """Messages to ids: one code path for demonstrations, episodes and evaluation.
 
-A conversation continues with the exact ids of its earlier turns; only what was added is tokenised. Where the chat
-template rewrites history the row forks: it is tokenised anew, and counted. Knows no models.
+A conversation continues with the exact ids of its earlier turns; only what was added is tokenised. Where the
+chat template rewrites history the row forks: it is tokenised anew, and counted. Knows no models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ChatTokens", "Prompt"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One tokenised prompt. `prefix` ids are shared with the parent's row; `forked`: there was a parent, and it didn't fit."""
+    """One tokenised prompt. `prefix` ids are the parent's; `forked`: a parent was there but didn't fit."""
 
     ids: tuple[int, ...]
     text: str
@@ -64,7 +64,7 @@ class ChatTokens:
         """Text of reply ids, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- parts ------------------------------------------------------------------------------------
 
     def _render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
         if self.tokenizer.chat_template is None:

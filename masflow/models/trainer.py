@@ -1,7 +1,8 @@
-"""Turns rows into optimizer steps: forward over packed micro-batches, loss, clipping, AdamW, schedules by the run's step.
+"""Turns rows into optimizer steps: packed micro-batches, loss, clipping, AdamW, schedules by the run's step.
 
-Shapes: B rows, T reply tokens, N reply tokens of all rows, U predictions, V vocabulary. Dropout is off while training,
-so that the first ratio of fresh rows is 1. Knows rows and parameters; not where adapters or checkpoints come from.
+Shapes: B rows, T reply tokens, N reply tokens of all rows, U predictions, V vocabulary. Dropout is off
+while training, so that the first ratio of fresh rows is 1. Knows rows and parameters; not where adapters or
+checkpoints come from.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Trainer:
         self.backbone, self.dump_dir = backbone, dump_dir
         self.budget = budget or Budget()
 
-    # -- scoring --------------------------------------------------------------------------------------------------
+    # -- scoring ----------------------------------------------------------------------------------
 
     def pack(self, rows: Sequence[Row], temperatures: Sequence[float]) -> list[MicroBatch]:
         vocab_size, device = self.backbone.vocab_size, self.backbone.device
@@ -171,7 +172,7 @@ class Trainer:
                     found[number] = scores.logprobs_BT[b, : len(rows[number].reply_ids)].tolist()
         return [found[i] for i in range(len(rows))]
 
-    # -- supervised -----------------------------------------------------------------------------------------------
+    # -- supervised -------------------------------------------------------------------------------
 
     def supervise(
         self, learner: Learner, rows: Sequence[Row], spec: Optimizer, step: int, num_steps: int
@@ -203,7 +204,7 @@ class Trainer:
             "tokens": float(num_tokens),
         }
 
-    # -- reinforcement --------------------------------------------------------------------------------------------
+    # -- reinforcement ----------------------------------------------------------------------------
 
     def update(
         self,
@@ -216,7 +217,7 @@ class Trainer:
         num_steps: int,
         disabled: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> dict[str, float]:
-        """One optimizer step a mini-batch: the sum over rows and reply tokens of token_weight · token_loss(advantage).
+        """One optimizer step a mini-batch, on the sum over rows and tokens of token_weight · token_loss.
 
         Args:
             disabled: switches the adapter off, for a reference that is the backbone.
@@ -296,7 +297,7 @@ class Trainer:
         with learner.as_reference():
             return self.logprobs(rows, temperatures)
 
-    # -- the step itself ------------------------------------------------------------------------------------------
+    # -- the step itself --------------------------------------------------------------------------
 
     def _apply(
         self, learner: Learner, optimizer: torch.optim.AdamW, spec: Optimizer, rows: Sequence[Row], step: int

@@ -19,9 +19,10 @@ __all__ = ["TransformersEngine"]
 
 
 class TransformersEngine:
-    """Draws replies with a Hugging Face model in this process. Equal requests give equal replies under equal weights."""
+    """Draws replies with a Hugging Face model in this process."""
 
     repeats = True
+    """Equal requests give equal replies under equal weights."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class TransformersEngine:
         self.context, self.max_batch_tokens, self.switch = context, max_batch_tokens, switch
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
-        """One reply a request, in order; policies speak one after the other, in the order of their first request."""
+        """One reply a request, in order; policies speak one after the other, by their first request."""
         prompts = [self.tokens.prompt(r.messages, self.experience.get(r.parent), r.tools) for r in requests]
         replies: dict[int, Reply] = {}
         for policy in dict.fromkeys(r.policy for r in requests):
@@ -72,7 +73,7 @@ class TransformersEngine:
         self.experience.add(rows)
 
     def probe_gap(self, prompt_ids: Sequence[int], trainer: Trainer) -> float:
-        """Largest difference (nats) between this engine's and the trainer's log-probs of two greedy tokens after a prompt."""
+        """Largest gap, nats, between this engine's and the trainer's log-probs of two greedy tokens."""
         greedy = SamplingParams(temperature=0.0, max_tokens=2)
         drawn = decode(self.backbone, [Job(tuple(prompt_ids), greedy, 0)], frozenset())[0]
         row = Row("probe", "", tuple(prompt_ids), tuple(drawn.ids), tuple(drawn.logprobs), 0, "", "")
@@ -82,7 +83,8 @@ class TransformersEngine:
         return len(prompt.ids) + request.sampling.max_tokens <= self.context
 
     def _too_long(self, request: Request, prompt: Prompt, version: int) -> Reply:
-        detail = f"prompt of {len(prompt.ids)} tokens and max_tokens {request.sampling.max_tokens} exceed the context {self.context}"
+        asked = f"prompt of {len(prompt.ids)} tokens and max_tokens {request.sampling.max_tokens}"
+        detail = f"{asked} exceed the context {self.context}"
         return Reply(request.turn_id, "", "prompt_too_long", len(prompt.ids), version=version, detail=detail)
 
     def _row(self, request: Request, prompt: Prompt, sampled: Sampled, version: int) -> Row:
@@ -103,7 +105,7 @@ class TransformersEngine:
         )
 
     def _stopped(self, ids: list[int], stops: tuple[str, ...]) -> bool:
-        """Whether a stop string is complete; looks at the tail first, since every token is at least a byte."""
+        """Whether a stop string is complete; looks at the tail first, for a token is at least a byte."""
         if not stops:
             return False
         window = 4 * max(map(len, stops)) + 8

@@ -1,6 +1,6 @@
-"""Makes a small WordPiece tokenizer from text: whole words plus single characters, which makes unseen words copyable.
+"""Makes a WordPiece tokenizer from text: whole words, and single characters so that unseen words can be copied.
 
-A blank between words is implied by a piece that begins a word; pieces that continue one carry `##`. Line breaks are
+A piece that begins a word implies a blank before it; pieces that continue one carry `##`; line breaks are
 pieces of their own. So decoding gives back the lower-cased text, up to runs of blanks.
 """
 

@@ -1,7 +1,8 @@
-"""A model group: one physical model with its policies, its engine, its trainer, and the only copy of its tokens.
+"""A model group: one physical model with its policies, engine, trainer, and the only copy of its tokens.
 
-Text, ids and scalars come in and go out; token tensors stay. Layout of a saved group: `model.json` (versions, kinds),
-`base.safetensors` where the backbone under adapters was trained here, and per policy its weights and optimizer.
+Text, ids and scalars come in and go out; token tensors stay. A saved group holds `model.json` (versions,
+kinds), `(base).safetensors` where the backbone under adapters was trained here, and each policy's weights
+and optimizer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from masflow.models.bases import load_base, mix_seed
 from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row, TokenTrace
 from masflow.models.tokens import ChatTokens
-from masflow.models.trainer import Learner, TrainItem, Trainer
+from masflow.models.trainer import Learner, Trainer, TrainItem
 from masflow.models.transformers_engine import TransformersEngine
 from masflow.rl.losses import LossSpec
 from masflow.runtime import checkpoints
@@ -37,7 +38,7 @@ _PROBE = (Message("user", "what is the capital of france"),)
 
 @dataclass(frozen=True)
 class Delivery:
-    """Proof that the engine speaks with the trainer's weights. Made after each publication; eaten by the metrics."""
+    """Proof that the engine speaks with the trainer's weights. Made after a publication; eaten by metrics."""
 
     policy: str
     version: int
@@ -108,7 +109,7 @@ class ModelGroup:
         weight = self.base.model.get_input_embeddings().weight
         return {name for name, p in self.base.model.named_parameters(remove_duplicate=False) if p is weight}
 
-    # -- speaking -------------------------------------------------------------------------------------------------
+    # -- speaking ---------------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
         """One reply a request, in order; their tokens are kept by turn id, and written to the token trace."""
@@ -119,13 +120,15 @@ class ModelGroup:
         return replies
 
     def add_rows(self, turns: Sequence[Turn]) -> None:
-        """Tokenise demonstrated turns by the code path of `generate`; parents come before their continuations."""
+        """Tokenise demonstrated turns by the code path of `generate`; parents before their continuations."""
         for turn in turns:
             prompt = self.tokens.prompt(turn.messages, self.experience.get(turn.parent))
             reply = self.tokens.reply(turn.text)
             if len(prompt.ids) + len(reply) > self.base.context:
-                message = f"demonstration of '{turn.node}' has {len(prompt.ids) + len(reply)} tokens; the context is {self.base.context}"
-                raise RunError(message, "shorten it, or raise the model's context")
+                size = f"{len(prompt.ids) + len(reply)} tokens; the context is {self.base.context}"
+                raise RunError(
+                    f"a demonstration of '{turn.node}' has {size}", "shorten it, or raise the context"
+                )
             policy = self._policy_of.get(turn.member, turn.policy)
             row = Row(turn.id, policy, prompt.ids, reply, (), -1, prompt.text, turn.text)
             self.experience.add([row])
@@ -141,14 +144,14 @@ class ModelGroup:
         self._on = policy
         return self._versions[policy]
 
-    # -- learning -------------------------------------------------------------------------------------------------
+    # -- learning ---------------------------------------------------------------------------------
 
     def supervise(
         self, policy: str, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
     ) -> dict[str, float]:
         """One optimizer step on the mean over these turns' reply tokens; `step` counts from 0.
 
-        The model's own name, where adapters sit on a base made from a config, means its backbone (`supervise_base`).
+        Where adapters sit on a base made from a config, the model's own name means its backbone.
         """
         if self.model.train == "lora" and self.base.made and policy == self.model.name:
             return self.supervise_base(turn_ids, optimizer, step, num_steps)
@@ -163,7 +166,7 @@ class ModelGroup:
     def supervise_base(
         self, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
     ) -> dict[str, float]:
-        """One step of the whole backbone, adapters switched off: the shared start of adapters on a base made from a config.
+        """One step of the whole backbone, adapters off: the shared start of adapters on a made base.
 
         Adapters are fresh meanwhile (their product is 0), so every policy speaks as the backbone does.
         """
@@ -244,11 +247,11 @@ class ModelGroup:
             1e-3 if weight.dtype == torch.float32 and self.base.model.dtype == torch.float32 else 0.1
         ):
             raise RunError(
-                f"policy '{policy}' version {version}: the engine's log-probs are {gap:.2g} nats off the trainer's"
+                f"policy '{policy}' version {version}: the engine is {gap:.2g} nats off the trainer"
             )
         return Delivery(policy, version, saving.checksum(learner.parameters), gap)
 
-    # -- state ----------------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
 
     def versions(self) -> dict[str, int]:
         """Publications of each policy so far."""
@@ -263,7 +266,7 @@ class ModelGroup:
             learner.optimizer = None
 
     def snapshot_reference(self) -> None:
-        """Keep today's weights as the KL's reference; for an adapter that is still fresh that is the bare backbone."""
+        """Keep today's weights as the KL's reference; of a fresh adapter, the bare backbone."""
         for learner in self._trained():
             weights = {name: p.detach().clone() for name, p in learner.parameters.items()}
             is_fresh = self.model.train == "lora" and all(
@@ -275,7 +278,7 @@ class ModelGroup:
         return [self._learners[p.name] for p in self.model.policies if p.train]
 
     def save(self, folder: Path) -> None:
-        """Write every policy with its optimizer, the backbone if it was trained here, versions and random state."""
+        """Write every policy with its optimizer, the backbone if trained here, versions, random state."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, learner in self._learners.items():
             if name != _BASE:
@@ -323,7 +326,7 @@ class ModelGroup:
         torch.set_rng_state(torch.load(folder / "random.pt", weights_only=True))
 
     def _init_policy(self, policy: PolicyIR) -> None:
-        """Start a policy from an earlier run's: the one of its own name, else of its roles, else the only one."""
+        """Start a policy from an earlier run's: of its own name, else of its roles, else the only one."""
         assert policy.init is not None
         places = (Path.cwd(), Path(self.plan.root_dir))
         models = checkpoints.find(policy.init, places) / "models"
@@ -343,7 +346,7 @@ class ModelGroup:
         self._load_weights(policy, *exact[0])
 
     def _load_weights(self, policy: PolicyIR, part: Path, source: str) -> None:
-        """Weights alone, no optimizer: full → full, adapter → adapter with its backbone, full → the backbone under adapters."""
+        """Weights alone: full to full, adapter to adapter and its backbone, full to the backbone of adapters."""
         facts = saving.read_facts(part)
         file = part / f"{saving.file_name(source)}.safetensors"
         is_adapter = facts["train"] == "lora"
