@@ -65,8 +65,7 @@ class EpisodeState:
                 "effects": {
                     path: {**asdict(e), "path": path_json(e.path)} for path, e in sorted(self.effects.items())
                 },
-            },
-            ensure_ascii=False,
+            }
         )
 
     @classmethod
