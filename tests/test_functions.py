@@ -117,7 +117,9 @@ def test_a_function_of_a_file_travels_by_value(tmp_path):
     assert pickle.loads(carried.read_bytes())(5) == 15
 
 
-@pytest.mark.parametrize("text", ["import sys\nsys.exit(1)\n", "raise ValueError('no')\n", "g = 1\n", "f = 1\n"])
+@pytest.mark.parametrize(
+    "text", ["import sys\nsys.exit(1)\n", "raise ValueError('no')\n", "g = 1\n", "f = 1\n"]
+)
 def test_a_function_that_cannot_be_loaded_is_a_run_error(tmp_path, text):
     write(tmp_path, "r.py", text)
     with pytest.raises(RunError):
