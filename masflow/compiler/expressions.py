@@ -15,7 +15,9 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 from jinja2.environment import Template
 
+from masflow.compiler.analysis import references
 from masflow.compiler.filters import MAX_TEXT, TemplateProblem, is_null, plain
+from masflow.compiler.findings import Reference
 from masflow.compiler.templates import (
     RESULT,
     SANDBOX,
@@ -27,7 +29,16 @@ from masflow.compiler.templates import (
     parse_template,
 )
 
-__all__ = ["TemplateProblem", "condition", "evaluate", "render", "syntax_problem", "value"]
+__all__ = [
+    "Reference",
+    "TemplateProblem",
+    "condition",
+    "evaluate",
+    "references",
+    "render",
+    "syntax_problem",
+    "value",
+]
 
 Names = Mapping[str, Any]
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\Z")
