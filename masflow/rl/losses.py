@@ -62,7 +62,8 @@ def token_loss_BT(
         entropy_BT: (B, T) with gradient; required when `spec.entropy` isn't 0.
     Returns:
         (B, T) loss, padding not masked, and detached (B, T) measurements to average over the mask:
-        `ratio`, `clip_frac` (the clip decided), `kl_old` (k3 against the sampling policy), `kl_ref`, `entropy`.
+        `ratio`, `clip_frac` (the clip decided), `kl_old` (k3 against the sampling policy), `kl_ref`,
+        `entropy`.
     Raises:
         ValueError: a term is switched on and its input is missing.
     """

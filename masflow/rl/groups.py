@@ -1,0 +1,124 @@
+"""Which turns are compared with which: groups by (task, role, path), and the advantages within them.
+
+Turns that don't train (masked, dropped, unscored) enter no baseline either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from masflow.compiler.plan import Plan
+from masflow.rl.advantages import ADVANTAGES, against_role, is_flat
+from masflow.trace import Path, Scored, Trajectory, Turn
+
+__all__ = ["Entrant", "Group", "advantage_name", "entrants_of", "make_groups", "training_policy"]
+
+Key = tuple[int, str, str, Path]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One turn that may train, with what it is compared by."""
+
+    turn: Turn
+    episode: str
+    slot: int
+    task_id: str
+    total: float
+
+    @property
+    def key(self) -> Key:
+        """(slot, task, member, path): copies differ in the path's item, members of a family by name."""
+        return self.slot, self.task_id, self.turn.member, self.turn.path
+
+
+@dataclass(frozen=True)
+class Group:
+    """One baseline and who was compared by it."""
+
+    key: Key
+    turns: tuple[str, ...]
+    rewards: tuple[float, ...]
+    advantages: tuple[float | None, ...]
+    """None where a turn doesn't train: it stands alone and is skipped."""
+    learnable: bool
+    """Some advantage isn't 0."""
+
+    @property
+    def singleton(self) -> bool:
+        return len(self.turns) == 1
+
+
+def advantage_name(plan: Plan) -> str:
+    """The advantage of the algorithm: its own word, else its preset's."""
+    return plan.algorithm.advantage or {"grpo": "group_norm", "rloo": "leave_one_out"}[plan.algorithm.use]
+
+
+def training_policy(outcomes: dict[str, str], trajectory: Trajectory) -> dict[str, str]:
+    """Turn id → `train`, `mask` or `drop_episode`, from the turn's outcome and the episode's."""
+    episode = outcomes[trajectory.outcome]
+    each = {t.id: outcomes[t.outcome] for t in trajectory.turns}
+    if "drop_episode" in (episode, *each.values()):
+        return dict.fromkeys(each, "drop_episode")
+    return dict.fromkeys(each, "mask") if episode == "mask" else each
+
+
+def entrants_of(plan: Plan, scored: Iterable[Scored]) -> list[Entrant]:
+    """Turns that train: of a trained policy, with a total, by their outcomes' policy, with a reply."""
+    trained = {p.name for p in plan.policies if p.train}
+    found = []
+    for one in scored:
+        policy = training_policy(plan.graph.outcomes, one.trajectory)
+        key = one.trajectory.key
+        for turn in one.trajectory.turns:
+            total = one.totals.get(turn.id)
+            if (
+                total is None
+                or policy[turn.id] != "train"
+                or turn.policy not in trained
+                or not turn.reply_tokens
+            ):
+                continue
+            found.append(Entrant(turn, one.trajectory.id, key.slot, key.task_id, total))
+    return found
+
+
+def make_groups(plan: Plan, entrants: Sequence[Entrant]) -> list[Group]:
+    """Groups in order of first appearance, with their advantages."""
+    members: dict[Key, list[Entrant]] = {}
+    for entrant in entrants:
+        members.setdefault(entrant.key, []).append(entrant)
+    roles = _role_means(entrants)
+    return [_group(plan, key, group, roles) for key, group in members.items()]
+
+
+def _group(
+    plan: Plan, key: Key, group: list[Entrant], roles: dict[tuple[int, str], dict[str, float]]
+) -> Group:
+    rewards_G = np.array([p.total for p in group], dtype=np.float64)
+    name, turns = advantage_name(plan), tuple(p.turn.id for p in group)
+    advantages: tuple[float | None, ...] = (None,)
+    if len(group) > 1:
+        flat = is_flat(rewards_G)
+        advantages = tuple(0.0 if flat else float(a) for a in ADVANTAGES[name](rewards_G))
+    elif plan.algorithm.singleton == "role_baseline":
+        (only,) = group
+        episodes = roles[only.slot, only.turn.role]
+        others = np.array([mean for episode, mean in episodes.items() if episode != only.episode])
+        if len(others):
+            advantages = (against_role(only.total, others, name),)
+    return Group(key, turns, tuple(map(float, rewards_G)), advantages, any(advantages))
+
+
+def _role_means(entrants: Sequence[Entrant]) -> dict[tuple[int, str], dict[str, float]]:
+    """(slot, role) → episode → mean total of that role's turns: an episode counts once."""
+    totals: dict[tuple[int, str], dict[str, list[float]]] = {}
+    for p in entrants:
+        totals.setdefault((p.slot, p.turn.role), {}).setdefault(p.episode, []).append(p.total)
+    return {
+        key: {episode: float(np.mean(found)) for episode, found in episodes.items()}
+        for key, episodes in totals.items()
+    }

@@ -1,0 +1,160 @@
+"""Score trajectories: run every reward where it applies, and add up what each turn is credited with.
+
+A reward that fails, for whatever reason, is null and never 0: the turn's total is then null too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from masflow.compiler.graph import Graph
+from masflow.compiler.plan import Plan
+from masflow.rl.credit import own, return_to_go
+from masflow.rl.functions import Judge, RewardCall
+from masflow.rl.measure import measurements, pay
+from masflow.rl.scope import Scope, speaking
+from masflow.trace import Path, Scored, Trajectory, Turn
+
+__all__ = ["score"]
+
+Value = float | None
+
+
+def score(plan: Plan, trajectories: Sequence[Trajectory], judge: Judge | None = None) -> list[Scored]:
+    """Rewards of every trajectory, in order.
+
+    Args:
+        judge: asks the frozen role of a `role:NAME` reward.
+    Raises:
+        RunError: a reward needs a judge and there is none.
+    """
+    return [_score(plan, trajectory, judge) for trajectory in trajectories]
+
+
+@dataclass
+class _Ledger:
+    """What was paid. `at_turn` are turn rewards, `at_end` those of a role or the trajectory."""
+
+    at_turn: dict[str, dict[str, Value]] = field(default_factory=dict)
+    at_end: dict[str, dict[str, Value]] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, list[Value]] = field(default_factory=dict)
+    """Reward name → its value for the trajectory, once a call of its workflow."""
+    failures: list[str] = field(default_factory=list)
+    alone: set[str] = field(default_factory=set)
+
+
+def _score(plan: Plan, trajectory: Trajectory, judge: Judge | None) -> Scored:
+    ledger = _Ledger()
+    for scope in _scopes(plan, plan.graph, trajectory, ()):
+        ledger.alone |= {t.id for t in scope.turns if scope.is_superseded(t)}
+        for reward in scope.graph.rewards:
+            call = RewardCall(reward, trajectory, plan.root_dir, scope.early, judge, ledger.failures)
+            _apply(call, scope, ledger)
+    ids = [t.id for t in trajectory.turns]
+    components = {i: {**ledger.at_turn.get(i, {}), **ledger.at_end.get(i, {})} for i in ids}
+    if plan.graph.credit == "return_to_go":
+        totals = return_to_go(
+            trajectory.turns, ledger.at_turn, ledger.at_end, ledger.weights, plan.graph.discount, ledger.alone
+        )
+    else:
+        totals = {i: own(components[i], ledger.weights) for i in ids}
+    return Scored(
+        trajectory,
+        components,
+        totals,
+        {name: mean(v) for name, v in ledger.measured.items()},
+        tuple(ledger.failures),
+    )
+
+
+def _scopes(plan: Plan, graph: Graph, trajectory: Trajectory, prefix: Path) -> Iterator[Scope]:
+    """The graph's own scope, then that of every call whose node keeps its workflow's rewards."""
+    yield Scope(graph, trajectory, prefix)
+    kept = {n.name: plan.workflows[n.workflow] for n in graph.nodes if n.keep_rewards and n.workflow}
+    depth = len(prefix)
+    inside = (t.path for t in trajectory.turns if len(t.path) > depth + 1 and t.path[:depth] == prefix)
+    for call in dict.fromkeys(path[: depth + 1] for path in inside):
+        if call[-1].node in kept:
+            yield from _scopes(plan, kept[call[-1].node], trajectory, call)
+
+
+def _apply(call: RewardCall, scope: Scope, ledger: _Ledger) -> None:
+    reward, name = call.reward, scope.call + call.reward.name
+    if reward.measure_after:
+        found = measurements(call, scope)
+        payments, metric = list(pay(call, scope, found)), found[-1].value if found else None
+    elif reward.function is None and reward.judge is None:
+        payments, metric = _well_formed(call, scope)
+    elif reward.level == "turn" and not reward.allocator:
+        payments, metric = _per_turn(call, scope)
+    else:
+        payments, metric = _at_the_end(call, scope)
+    at_turn = reward.level == "turn" or reward.allocator or reward.measure_after
+    place = ledger.at_turn if at_turn else ledger.at_end
+    for turn, paid in payments:
+        if scope.of_roles(turn, reward.to):
+            place.setdefault(turn.id, {})[name] = paid
+    ledger.weights[name] = reward.weight
+    ledger.measured.setdefault(name, []).append(metric)
+
+
+Payments = tuple[list[tuple[Turn, Value]], Value]
+"""(turn, reward) of everyone paid, and the reward's value for the whole trajectory."""
+
+
+def _well_formed(call: RewardCall, scope: Scope) -> Payments:
+    """0, or -1 for a malformed turn; every attempt counts. At the other levels -1 when any turn is."""
+    reward = call.reward
+    turns = [t for t in scope.turns if scope.of_roles(t, reward.roles) and scope.at_nodes(t, reward.nodes)]
+    if reward.when:
+        turns = [t for t in turns if call.applies(scope.names_at(t))]
+    if reward.level == "turn":
+        each: list[tuple[Turn, Value]] = [(t, 0.0 if t.ok else -1.0) for t in turns]
+        return each, mean(paid for _, paid in each)
+    groups: dict[str, list[Turn]] = {}
+    for turn in turns:
+        groups.setdefault(turn.role if reward.level == "role" else "", []).append(turn)
+    worst = {key: -1.0 if any(not t.ok for t in members) else 0.0 for key, members in groups.items()}
+    payments: list[tuple[Turn, Value]] = [
+        (t, worst[key]) for key, members in groups.items() for t in members if not scope.is_superseded(t)
+    ]
+    return payments, mean(worst.values())
+
+
+def _per_turn(call: RewardCall, scope: Scope) -> Payments:
+    """Every model call of a visit (or item) is paid what its final turn earns."""
+    turns = scope.selected(call.reward)
+    earned: dict[Path, Value] = {}
+    for turn in turns:
+        names = scope.names_at(turn) if scope.is_final(turn) else {}
+        applies = call.applies(names) if names else False
+        if applies is not False:
+            earned[speaking(turn.path)] = call.at(call.reward.args, names, turn) if applies else None
+    payments = [(t, earned[speaking(t.path)]) for t in turns if speaking(t.path) in earned]
+    return payments, mean(earned.values())
+
+
+def _at_the_end(call: RewardCall, scope: Scope) -> Payments:
+    """One call a trajectory, paid to every turn selected; an allocator says itself to whom."""
+    turns, names = scope.selected(call.reward), scope.names_at_end
+    applies = call.applies(names)
+    if applies is False:
+        return [], None
+    result = call.raw(call.reward.args, names) if applies else None
+    if not isinstance(result, dict):
+        return [(t, result) for t in turns], result
+    unknown = set(result) - {t.id for t in scope.turns}
+    if unknown:
+        call.fail(
+            f"pays '{min(map(str, unknown))}', which is no turn's id; use `turn.id` of `trajectory.turns`"
+        )
+        return [(t, None) for t in turns], None
+    return [(t, result[t.id]) for t in turns if t.id in result], mean(result.values())
+
+
+def mean(values: Iterable[Value]) -> Value:
+    """Over those that aren't null; None when nothing is left."""
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
