@@ -6,6 +6,7 @@ loops of users' code can't spoil what was found before them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -100,11 +101,13 @@ def _hash(module: types.ModuleType) -> str:
 
 
 def _signature(function: Callable[..., Any]) -> dict[str, Any]:
+    if inspect.isclass(function):  # a tool made once and then called: its arguments are those of the call
+        function = functools.partial(function.__call__, None)
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
         return {"params": ["**"], "required": [], "nullable": ["**"]}
-    hints = _hints(function)
+    hints = _hints(function.func if isinstance(function, functools.partial) else function)
     params: list[str] = []
     required: list[str] = []
     nullable: list[str] = []

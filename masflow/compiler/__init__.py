@@ -1,7 +1,7 @@
 """The compiler: documents in, a plan out. Imports neither torch nor ray, here or below.
 
-`compile_workflow`, `compile_experiment`, `check`, `dump_plan` and `load_plan` are its whole face; they import what
-they need when they are called, so that the graph and plan classes stay cheap to import.
+`compile_workflow`, `compile_experiment`, `check`, `dump_plan` and `load_plan` are its whole face; they import
+what they need when they are called, so that the graph and plan classes stay cheap to import.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ __all__ = ["Arrows", "lower_edges"]
 
 @dataclass
 class Arrows:
-    """The arrows that leave each node, the switch of those that have one, and whether every name was known."""
+    """The arrows that leave each node, the switch of those that have one, and whether every name was
+    known.
+    """
 
     out: dict[str, list[Arrow]] = field(default_factory=dict)
     switch: dict[str, str] = field(default_factory=dict)

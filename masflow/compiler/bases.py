@@ -22,8 +22,8 @@ def resolve_base(
 ) -> tuple[str | ConfigBase, str]:
     """The base with its paths absolute, and its hash.
 
-    A config's hash covers its JSON and its tokenizer's files; a folder's, its config and the names and sizes of
-    its other files; a hub id's, the id.
+    A config's hash covers its JSON and its tokenizer's files; a folder's, its config and the names and sizes
+    of its other files; a hub id's, the id.
 
     Raises:
         SpecError: a missing file, an unknown model type, or something that is neither a folder nor an id.

@@ -11,22 +11,21 @@ from pathlib import Path
 
 from masflow.compiler.graph import FunctionIR, Graph, RewardIR, ToolIR
 from masflow.errors import Problem, Where
+from masflow.spec.types import ANY
 from masflow.tools.builtins import BUILTINS
 
 __all__ = ["bind_functions"]
 
 
 def bind_functions(graphs: Mapping[str, Graph], root: Path, problems: list[Problem]) -> dict[str, Graph]:
-    """Ensures: every FunctionIR of a user's function has its parameters and hash, or a problem says why not."""
+    """Ensures: every FunctionIR of a user's function has its parameters and hash, or a problem says why
+    not.
+    """
     wanted: dict[str, Where] = {}
     for graph in graphs.values():
         for ref, where in _refs(graph):
             wanted.setdefault(ref, where)
     if not wanted:
-        return dict(graphs)
-    from importlib.util import find_spec
-
-    if find_spec("masflow.functions") is None:
         return dict(graphs)
     from masflow.functions import inspect_functions
 
@@ -71,7 +70,10 @@ def _bound(graph: Graph, known: Mapping[str, FunctionIR]) -> Graph:
 def _bound_tool(tool: ToolIR, known: Mapping[str, FunctionIR]) -> ToolIR:
     if tool.function.ref in BUILTINS:
         return tool
-    return replace(tool, function=known.get(tool.function.ref, tool.function))
+    function = known.get(tool.function.ref, tool.function)
+    offered = [p for p in function.params if p not in tool.settings and p not in ("state", "**")]
+    parameters = tool.parameters or dict.fromkeys(offered, ANY)
+    return replace(tool, function=function, parameters=parameters)
 
 
 def _bound_reward(reward: RewardIR, known: Mapping[str, FunctionIR]) -> RewardIR:

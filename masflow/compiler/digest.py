@@ -1,7 +1,8 @@
 """The plan's digest, and the plan as text.
 
-The digest covers what is learned from what: graphs, prompts, hashes of functions and data, mapping, algorithm.
-It leaves out where things stand and run: paths, lines, runtime, the root folder, and the number of steps.
+The digest covers what is learned from what: graphs, prompts, hashes of functions and data, mapping,
+algorithm. It leaves out where things stand and run: paths, lines, runtime, the root folder, and the number of
+steps.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ class Doc:
             return None
 
     def text(self, raw: str | None, problems: list[Problem], *path: str | int) -> tuple[str | None, str]:
-        """A prompt: (its text, the file it came from or ""). Inline when it has a blank, a line break or `{{`."""
+        """A prompt: (its text, the file it came from or ""). Inline when it has a blank, a line break or
+        `{{`.
+        """
         if raw is None:
             return None, ""
         if not raw or re.search(r"\s|\{\{", raw):
@@ -67,7 +69,9 @@ class Doc:
             return "", raw
 
     def function(self, ref: str, problems: list[Problem], *path: str | int) -> str | None:
-        """`file.py:fn` with the file made absolute; `module:fn` as it is; None when it is neither or is missing."""
+        """`file.py:fn` with the file made absolute; `module:fn` as it is; None when it is neither or is
+        missing.
+        """
         match = _FUNCTION.match(ref.strip())
         if not match:
             message = f"'{ref}' isn't a function; write 'file.py:fn' or 'module:fn'"

@@ -175,7 +175,9 @@ class LimitsIR:
 
 @dataclass(frozen=True)
 class Graph:
-    """One workflow, lowered. `start` is a pseudo-node that has arrows only; `end` has none and isn't in `nodes`."""
+    """One workflow, lowered. `start` is a pseudo-node that has arrows only; `end` has none and isn't in
+    `nodes`.
+    """
 
     name: str
     task: tuple[TaskFieldIR, ...] = ()

@@ -1,4 +1,6 @@
-"""Bounds of loops: a bound on `visits.N` in a condition raises the limit of every node in its cycle, and `turns`."""
+"""Bounds of loops: a bound on `visits.N` in a condition raises the limit of every node in its cycle, and
+`turns`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def limits_of(limits: Limits) -> LimitsIR:
 
 
 def bounds(text: str, params: dict[str, object]) -> Iterator[tuple[str, int]]:
-    """(node, bound) of every comparison of `visits.NODE` with a literal or a parameter, plus or minus a literal."""
+    """(node, bound) of every comparison of `visits.NODE` with a literal or a parameter, plus or minus a
+    literal.
+    """
     for match in _BOUND.finditer(text):
         side = "right" if match["node"] else "left"
         raw = match[side]

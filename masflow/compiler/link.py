@@ -60,9 +60,13 @@ def link_data(
             s for s in (_source(loaded, part, place, problems) for part, place in _parts(source, at)) if s
         ]
         found[split] = tuple(sources)
-        for one in sources if graph is not None else ():
-            check = demonstration_problems if split == "warm_start" else row_problems
-            problems.extend(check(one, graph) if split == "warm_start" else row_problems(one, graph.task))
+        if graph is not None:
+            for one in sources:
+                demonstrated = split == "warm_start"
+                found_in = (
+                    demonstration_problems(one, graph) if demonstrated else row_problems(one, graph.task)
+                )
+                problems.extend(found_in)
     if "train" not in found and loaded.spec.train.steps > 0:
         message = "there is no data.train, so this experiment can be played but not trained"
         where = loaded.source.where("data")
@@ -117,7 +121,7 @@ def resolve_algorithm(loaded: Loaded[Experiment], problems: list[Problem]) -> Al
         }
     )
     if algorithm.samples == 1 and algorithm.singleton == "skip":
-        message = f"one sample a task leaves every group of '{algorithm.advantage}' without a baseline: nothing would train"
+        message = f"one sample a task leaves '{algorithm.advantage}' without a baseline: nothing would train"
         fix = "write samples: 8, or singleton: role_baseline"
         problems.append(Problem.at(where("algorithm", "samples"), "group-of-one", message, fix))
     for key, without, why in (
@@ -242,11 +246,7 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
     chosen: list[tuple[str, Any, int]] = []
     for i, entry in enumerate(loaded.spec.passes):
         where = loaded.source.where("passes", i)
-        if len(entry) != 1:
-            message = f"a pass is one name with its settings, got {', '.join(entry) or 'nothing'}"
-            problems.append(Problem.at(where, "bad-pass", message, "write '- name: {setting: value}'"))
-            continue
-        (name, settings), = entry.items()  # fmt: skip
+        name, settings = next(iter(entry.items()))
         if name not in known:
             problems.append(unknown(where, "pass", name, known))
             continue

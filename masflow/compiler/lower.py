@@ -1,4 +1,5 @@
-"""Workflow documents → graphs: prompts read, edges ordered, members named, parameters resolved, sub-workflows found.
+"""Workflow documents → graphs: prompts read, edges ordered, members named, parameters resolved, sub-workflows
+found.
 
 What a graph means is `verify`'s business; here only what can't be read or found is a problem.
 """
@@ -22,7 +23,7 @@ from masflow.errors import Problem, SpecError, closest, unknown
 from masflow.project import Loaded, load
 from masflow.spec import workflow as ws
 from masflow.tools.builtins import BUILTINS, settings_problems
-from masflow.trace import DEFAULT_POLICY, OUTCOMES
+from masflow.trace import DEFAULT_POLICY
 
 __all__ = ["MERGE_RULES", "Lowering", "doc_of"]
 
@@ -132,9 +133,6 @@ class _GraphLowering:
         arrows = lower_edges(doc, self.problems)
         if not arrows.complete:
             self.all.incomplete.add(self.key)
-        for outcome in spec.outcomes:
-            if outcome not in OUTCOMES:
-                self.problems.append(unknown(doc.where("outcomes", outcome), "outcome", outcome, OUTCOMES))
         graph = Graph(
             name=self.key,
             task=tuple(TaskFieldIR(n, f.type, f.hidden, f.source or n) for n, f in spec.task.items()),
@@ -149,7 +147,7 @@ class _GraphLowering:
             credit=spec.credit,
             discount=spec.discount,
             limits=limits_of(spec.limits),
-            outcomes={**DEFAULT_POLICY, **{k: v for k, v in spec.outcomes.items() if k in OUTCOMES}},
+            outcomes={**DEFAULT_POLICY, **spec.outcomes},
             summary=spec.summary,
             where=doc.where(),
         )
@@ -198,12 +196,6 @@ class _GraphLowering:
     def _members(self, name: str, role: ws.Role) -> tuple[str, ...]:
         key = "copies" if role.copies is not None else "names"
         at = ("roles", name, key)
-        if role.copies is not None and role.names is not None:
-            message = f"role '{name}' has both copies and names"
-            self._problem(
-                "copies-and-names", message, "keep one: copies speak together, names one at a time", *at
-            )
-            return ()
         if role.copies is None and role.names is None:
             return ()
         num_before = len(self.problems)
@@ -215,12 +207,8 @@ class _GraphLowering:
             return ()
         if role.copies is not None:
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1024:
-                self._problem(
-                    "bad-copies",
-                    f"copies must be a whole number from 1 to 1024, got {value!r}",
-                    "write a number",
-                    *at,
-                )
+                message = f"copies must be a whole number from 1 to 1024, got {value!r}"
+                self._problem("bad-copies", message, "write a number", *at)
                 return ()
             return tuple(f"{name}_{i}" for i in range(value))
         good = (
@@ -359,23 +347,9 @@ class _GraphLowering:
     def _human(self, human: ws.Human, at: tuple[str, ...]) -> ws.Human:
         ask, _ = self.doc.text(human.ask, self.problems, *at, "human", "ask")
         answer = human.in_training
-        if isinstance(answer, dict):
-            known = {"value", "call", "role"}
-            if len(answer) != 1 or not set(answer) <= known:
-                message = f"in_training is 'skip' or one of {{value}}, {{call}}, {{role}}; got {', '.join(answer) or 'nothing'}"
-                self._problem(
-                    "bad-in-training",
-                    message,
-                    "write e.g. in_training: {value: yes}",
-                    *at,
-                    "human",
-                    "in_training",
-                )
-            elif isinstance(answer.get("call"), str):
-                ref = self.doc.function(
-                    str(answer["call"]), self.problems, *at, "human", "in_training", "call"
-                )
-                answer = {"call": ref} if ref else None
+        if isinstance(answer, dict) and "call" in answer:
+            ref = self.doc.function(str(answer["call"]), self.problems, *at, "human", "in_training", "call")
+            answer = {"call": ref} if ref else None
         return human.model_copy(update={"ask": ask or "", "in_training": answer})
 
     def _problem(self, code: str, message: str, fix: str, *at: str | int) -> None:

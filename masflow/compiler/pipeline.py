@@ -111,14 +111,16 @@ def read_functions(draft: Draft) -> None:
 
 
 def verify(draft: Draft) -> None:
-    """Every rule that spans objects, for graphs that changed since they were last verified; then the plan's own."""
+    """Every rule that spans objects, for graphs that changed since they were last verified; then the plan's
+    own.
+    """
     changed = {key for key, graph in draft.graphs.items() if draft.verified.get(key) is not graph}
     incomplete = draft.lowering.incomplete if draft.lowering else set()
     if changed and draft.root is not None:
         draft.problems.extend(verify_graphs(draft.root, draft.graphs, changed, incomplete))
         draft.verified = dict(draft.graphs)
     if draft.plan is not None:
-        draft.problems.extend(verify_plan(draft.plan, draft.experiment, draft.mapping))
+        draft.problems.extend(verify_plan(draft.plan, draft.experiment))
 
 
 def link_mapping(draft: Draft) -> None:

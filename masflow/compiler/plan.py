@@ -37,7 +37,9 @@ class ModelIR:
     name: str
     base: str | ConfigBase | None
     base_hash: str
-    """Of a config: of its JSON and its tokenizer files; of a folder: of its config and weight names and sizes."""
+    """Of a config: of its JSON and its tokenizer files; of a folder: of its config and weight names and
+    sizes.
+    """
     train: Literal["full", "lora", "frozen"]
     policies: tuple[PolicyIR, ...]
     lora: Lora = field(default_factory=Lora)

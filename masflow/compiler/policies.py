@@ -1,4 +1,6 @@
-"""Mapping + team → models and policies: every role has exactly one, and every model is resolved completely."""
+"""Mapping + team → models and policies: every role has exactly one, and every model is resolved
+completely.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def link_models(
     names: Names,
     problems: list[Problem],
 ) -> tuple[ModelIR, ...]:
-    """Every model with its policies, base, optimizer and window. Ensures: each member has one policy, or a problem."""
+    """Every model with its policies, base, optimizer and window. Ensures: each member has one policy, or a
+    problem.
+    """
     source = mapping.source
     split = _Split(names, source, problems)
     models = mapping.spec.models
@@ -121,7 +125,6 @@ def link_models(
         problems.append(Problem.at(source.where("models"), "unmapped-role", message, fix))
     found: list[ModelIR] = []
     for name, model in models.items():
-        problems.extend(_option_problems(name, model, source))
         members = split.given[name]
         if not members:
             message = f"model '{name}' plays no role, so it isn't loaded"
@@ -189,34 +192,6 @@ def _policies(
         fix = "add them to an adapter, or give one adapter 'rest'"
         problems.append(Problem.at(source.where(*at), "unmapped-role", message, fix))
     return tuple(policy(adapter, roles) for adapter, roles in split.given.items() if roles)
-
-
-def _option_problems(name: str, model: Model, source: Source) -> list[Problem]:
-    """Options that nothing would read."""
-    found = []
-
-    def without_effect(key: str, why: str, fix: str) -> None:
-        where = source.where("models", name, key)
-        found.append(Problem.at(where, "option-without-effect", f"'{key}' of model '{name}' {why}", fix))
-
-    if "." in name or "/" in name:
-        message = f"a model's name may not hold '.' or '/': '{name}'"
-        found.append(
-            Problem.at(source.where("models", name), "bad-name", message, "use letters, digits and _")
-        )
-    if model.train != "lora":
-        for key in ("lora", "adapters"):
-            if key in model.model_fields_set:
-                without_effect(
-                    key, f"has no effect with train: {model.train}", "write train: lora, or remove it"
-                )
-    if model.train == "frozen" and model.optimizer is not None:
-        without_effect("optimizer", "has no effect on a frozen model", "remove it, or train the model")
-    if model.per == "role" and model.adapters is not None:
-        without_effect(
-            "adapters", "has no effect with per: role, which gives each role a model", "keep one of the two"
-        )
-    return found
 
 
 def _base(

@@ -1,7 +1,7 @@
 """Questions about a graph: who may run before whom, who must, who runs at the same time, where branches meet.
 
-Asks networkx for dominators and components; keeps reachability as one bit set a node, so that a thousand nodes
-take milliseconds. Knows no expressions.
+Asks networkx for dominators and components; keeps reachability as one bit set a node, so that a thousand
+nodes take milliseconds. Knows no expressions.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ class Regions:
     def must_precede(self, a: str, b: str) -> bool:
         """Whether `a` has run, at least once, on every path from `start` to `b`.
 
-        After a join of all branches, what every path of *one* branch passes has run; after `join: any | N` only
-        what every branch passes.
+        After a join of all branches, what every path of *one* branch passes has run; after `join: any | N`
+        only what every branch passes.
         """
         return bool(self._before[b] & self._bit[a])
 
@@ -231,7 +231,7 @@ class _Must:
         return disjoint and once and not entered and fan_out.fork not in fan_out.nodes
 
     def solve(self) -> dict[str, int]:
-        order = [n for n in nx.dfs_postorder_nodes(self.regions.digraph, START)][::-1]
+        order = list(nx.dfs_postorder_nodes(self.regions.digraph, START))[::-1]
         self.before[START] = 0
         changed = True
         while changed:

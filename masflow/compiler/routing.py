@@ -15,16 +15,7 @@ _JUDGE = "role:"
 
 def lower_rewards(doc: Doc, problems: list[Problem]) -> tuple[RewardIR, ...]:
     """Every reward; a function's signature is read later, together with all others."""
-    found, seen = [], set()
-    for i, reward in enumerate(doc.spec.rewards):
-        if reward.name in seen:
-            message = f"two rewards are called '{reward.name}'"
-            problems.append(
-                Problem.at(doc.where("rewards", i, "name"), "doubled-reward", message, "rename one")
-            )
-        seen.add(reward.name)
-        found.append(_lower(doc, reward, i, problems))
-    return tuple(found)
+    return tuple(_lower(doc, reward, i, problems) for i, reward in enumerate(doc.spec.rewards))
 
 
 def _lower(doc: Doc, reward: Reward, i: int, problems: list[Problem]) -> RewardIR:
@@ -34,21 +25,6 @@ def _lower(doc: Doc, reward: Reward, i: int, problems: list[Problem]) -> RewardI
     elif reward.use not in BUILT_IN_REWARDS:
         function = _function(doc, reward, i, problems)
     measure = reward.measure
-    if (measure is None) != (reward.pay is None):
-        given, missing = ("measure", "pay") if measure else ("pay", "measure")
-        problems.append(
-            Problem.at(
-                doc.where("rewards", i),
-                "half-a-measure",
-                f"reward '{reward.name}' has '{given}' without '{missing}'",
-                "write both: what is measured after which nodes, and which role is paid its value or gain",
-            )
-        )
-    if measure and reward.level not in (None, "turn"):
-        message = f"reward '{reward.name}' measures, so it pays turns, not at level {reward.level}"
-        problems.append(
-            Problem.at(doc.where("rewards", i, "level"), "measure-level", message, "leave 'level' out")
-        )
     return RewardIR(
         name=reward.name,
         function=function,
@@ -73,11 +49,5 @@ def _lower(doc: Doc, reward: Reward, i: int, problems: list[Problem]) -> RewardI
 
 
 def _function(doc: Doc, reward: Reward, i: int, problems: list[Problem]) -> FunctionIR | None:
-    if ":" not in reward.use:
-        message = f"unknown reward '{reward.use}'; known: {', '.join(BUILT_IN_REWARDS)}, file.py:fn, module:fn, role:NAME"
-        problems.append(
-            Problem.at(doc.where("rewards", i, "use"), "unknown-reward", message, "name a function")
-        )
-        return None
     ref = doc.function(reward.use, problems, "rewards", i, "use")
     return FunctionIR(ref) if ref else None

@@ -126,10 +126,11 @@ def _parquet_rows(path: str) -> list[Any]:
 
 def _hub_rows(source: SourceIR) -> list[dict[str, Any]]:
     import datasets
+    from datasets.exceptions import DatasetsError
 
     try:
         loaded = datasets.load_dataset(source.path, split=source.split or "train")
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, DatasetsError) as error:
         message = f"data '{source.path}' can't be loaded from the hub: {str(error).splitlines()[0]}"
         raise SpecError(
             Problem(source.path, 0, "", "unreadable-data", message, "check the id, or name a file")
@@ -162,7 +163,9 @@ def field_problem(row: dict[str, Any], fields: Sequence[TaskFieldIR]) -> tuple[s
 
 
 def row_problems(source: SourceIR, fields: Sequence[TaskFieldIR]) -> list[Problem]:
-    """Everything wrong with a file's rows, at most three of them named; a hub id is checked when it is loaded."""
+    """Everything wrong with a file's rows, at most three of them named; a hub id is checked when it is
+    loaded.
+    """
     if not source.is_file:
         return []
     try:
@@ -182,8 +185,8 @@ def row_problems(source: SourceIR, fields: Sequence[TaskFieldIR]) -> list[Proble
 
 
 def load_tasks(plan: Plan, split: str) -> list[Task]:
-    """The tasks of a split, in order of their sources; a source of weight w stands in w times (w whole or not:
-    the fraction is a prefix of its rows).
+    """The tasks of a split, in order of their sources; a source of weight w stands in w times (w whole or
+    not: the fraction is a prefix of its rows).
 
     Raises:
         SpecError: no such split, an unreadable or empty file, or a row that doesn't fit the task's fields.

@@ -41,7 +41,7 @@ def graphs_below(root: str, graphs: Mapping[str, Graph], prefix: str = "", depth
     """The root graph and every sub-workflow, once a calling node."""
     yield Place(prefix, graphs[root])
     for node in graphs[root].nodes:
-        if node.kind == "workflow" and node.workflow in graphs and depth < 32:
+        if node.workflow is not None and node.workflow in graphs and depth < 32:
             yield from graphs_below(node.workflow, graphs, f"{prefix}{node.name}/", depth + 1)
 
 
