@@ -250,11 +250,10 @@ def ls(json_: Json = False) -> None:
 
     found = list_content(find_root(Path.cwd()))
     if json_:
-        print_json(found)
+        print_json([content.to_dict() for content in found])
         return
-    from masflow.runtime.report import content_text
-
-    print(content_text(found))
+    for content in found:
+        print(f"{content.kind:<11}{content.path:<40} {content.summary}".rstrip())
 
 
 @app.command()
@@ -262,5 +261,5 @@ def init(folder: Annotated[Path, typer.Argument(help="A new or empty folder.")])
     """Copy the library's workflows, mappings, rewards and examples into a folder to edit."""
     from masflow.library import copy_library
 
-    copy_library(folder)
-    print(f"copied the library to {folder}; try: cd {folder} && masflow train examples/quickstart.yaml")
+    written = copy_library(folder)
+    print(f"{len(written)} files in {folder}; try: cd {folder} && masflow train examples/quickstart.yaml")

@@ -35,7 +35,8 @@ workflow: echo_workflow.yaml
 mapping: {models: {policy: {roles: rest}}}
 base:
   config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
-    num_attention_heads: 2, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64, tie_word_embeddings: true}
+    num_attention_heads: 2, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64,
+    tie_word_embeddings: true}
   tokenizer: {wordpiece: {files: [words.jsonl], whole_words: true}}
 data: {train: tasks.jsonl, eval: held_out.jsonl}
 warm_start: {data: demos.jsonl, steps: 4, batch: 4, optimizer: {lr: 5.0e-3}}

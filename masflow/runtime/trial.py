@@ -89,20 +89,24 @@ def evaluate_checkpoint(
 
 
 def parse_task(text: str, plan: Plan) -> dict[str, Any]:
-    """A task from the command line. Raises SpecError when it isn't a JSON object with the task's fields."""
+    """A task from the command line; hidden fields may be left out, which leaves rewards that read them unscored.
+
+    Raises:
+        SpecError: it isn't a JSON object with the task's fields.
+    """
+    row: Any = None
     message = ""
     try:
         row = json.loads(text)
     except ValueError as error:
         message = f"not JSON: {error}"
-    else:
-        if isinstance(row, dict):
-            wrong = field_problem(row, plan.graph.task)
-            message = wrong[2] if wrong else ""
-        else:
-            message = f"a task is a JSON object, not {type(row).__name__}"
+    if not message and not isinstance(row, dict):
+        message = f"a task is a JSON object, not {type(row).__name__}"
+    needed = [f for f in plan.graph.task if not f.hidden or (not message and (f.source or f.name) in row)]
+    wrong = None if message else field_problem(row, needed)
+    message = wrong[2] if wrong else message
     if message:
-        example = json.dumps({f.source or f.name: str(f.type) for f in plan.graph.task})
+        example = json.dumps({f.source or f.name: str(f.type) for f in plan.graph.task if not f.hidden})
         raise SpecError(Problem("--task", 0, "", "bad-task", message, f"write {example}"))
     return task_of(row, plan.graph.task)
 
@@ -131,14 +135,13 @@ def run_episode(
     Raises:
         SpecError: the task doesn't fit; RunError: no such saved episode, or one of another plan.
     """
+    player = Player(plan, ToolBox(plan), mode="eval", interactive=True)
     if resume is not None:
         state, checkpoint = load_episode(plan, folder, resume, checkpoint)
+    else:
+        row = parse_task(task, plan) if task is not None else first_task(plan)
+        state = player.start(row, EpisodeKey(plan.train.seed, "run", 0, 0, episode_name(row), 0))
     with Loaded(plan, checkpoint) as team:
-        toolbox = ToolBox(plan)
-        player = Player(plan, toolbox, mode="eval", interactive=True)
-        if resume is None:
-            row = parse_task(task, plan) if task is not None else first_task(plan)
-            state = player.start(row, EpisodeKey(plan.train.seed, "run", 0, 0, episode_name(row), 0))
         while True:
             trajectory = play(player, [state], team.generate)[0]
             if trajectory.outcome != "paused" or not answer_questions(player, state):

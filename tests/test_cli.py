@@ -1,0 +1,206 @@
+"""The command line as other programs see it: exit codes, JSON, and what is never imported."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from masflow.cli import main
+
+Toy = Callable[..., Path]
+Masflow = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def masflow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Masflow:
+    """`masflow("eval", …)` runs the program in this process: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["masflow", *map(str, words)])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        return int(code), out, err
+
+    return run
+
+
+def last_json(text: str) -> Any:
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def test_check_says_every_problem_and_exits_1(toy: Toy, masflow: Masflow):
+    bad = toy(workflow=(("edges: [start -> call -> echo -> end]", "edges: [start -> cal -> echo -> ende]"),))
+    code, out, _ = masflow("check", bad, "--json")
+    found = last_json(out)
+    assert code == 1
+    assert found["files"] == 1
+    assert len(found["problems"]) >= 2
+    assert set(found["problems"][0]) == {"code", "file", "line", "path", "message", "fix"}
+    code, out, _ = masflow("check", bad)
+    assert code == 1
+    assert "'cal'" in out and "'ende'" in out and "Traceback" not in out
+
+
+def test_check_of_a_good_experiment_exits_0(toy: Toy, masflow: Masflow):
+    code, out, _ = masflow("check", toy(), "--json")
+    assert (code, last_json(out)) == (0, {"files": 1, "problems": []})
+
+
+def test_check_imports_neither_torch_nor_ray(toy: Toy):
+    script = (
+        "import sys\nsys.argv = ['masflow', 'check', sys.argv[1]]\nfrom masflow.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'ray', 'transformers', 'peft', 'matplotlib', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(toy())], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+def test_wrong_words_exit_2(toy: Toy, masflow: Masflow):
+    assert masflow("train", toy(), "--set", "train.steps")[0] == 2
+    assert masflow("train")[0] == 2
+    assert masflow("no-such-command")[0] == 2
+
+
+def test_a_wrong_file_exits_1_without_a_traceback(masflow: Masflow):
+    code, _, err = masflow("train", "nothing.yaml")
+    assert code == 1
+    assert "nothing.yaml" in err and "Traceback" not in err
+
+
+def test_train_ends_with_before_and_after_of_the_team_and_of_each_role(toy: Toy, masflow: Masflow):
+    code, out, err = masflow("train", toy(), "--out", "run", "--set", "train.steps=2")
+    assert code == 0, err
+    for words in (
+        "team echoed, greedy",
+        "team echoed, sampled",
+        "caller called",
+        "curves.png",
+        "before",
+        "after",
+    ):
+        assert words in out, words
+    assert "train.steps" not in out
+    assert "steps: 2" in Path("run/experiment.yaml").read_text()
+    code, _, err = masflow("train", toy(), "--out", "run", "--set", "train.steps=2")
+    assert (code, "--resume" in err) == (3, True)
+    code, _, err = masflow("train", toy(), "--out", "run", "--set", "train.steps=2", "--resume")
+    assert (code, "2 of 2 steps" in err) == (3, True)
+
+
+def test_train_json_gives_its_result_on_the_last_line(toy: Toy, masflow: Masflow):
+    code, out, _ = masflow("train", toy(), "--out", "run", "--set", "train.steps=1", "--json")
+    found = last_json(out)
+    assert code == 0
+    assert set(found) == {"steps", "eval_before", "eval_after", "out"}
+    assert found["steps"] == 1
+
+
+def test_several_seeds_have_a_folder_each_and_those_done_are_not_done_again(toy: Toy, masflow: Masflow):
+    words = ("train", toy(), "--out", "run", "--set", "train.steps=1", "--seeds", "2", "--json")
+    code, out, _ = masflow(*words)
+    found = last_json(out)
+    assert code == 0
+    assert len(found["eval_after"]["seeds"]) == 2
+    before = Path("run/seed_1/metrics.jsonl").stat().st_mtime_ns
+    code, out, _ = masflow(*words, "--resume")
+    assert (code, last_json(out)) == (0, found)
+    assert Path("run/seed_1/metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_sft_is_the_warm_start_alone_and_train_goes_on_from_it(toy: Toy, masflow: Masflow):
+    code, out, _ = masflow("sft", toy(), "--out", "run", "--json")
+    found = last_json(out)
+    assert (code, found["steps"], found["eval_after"]) == (0, 0, None)
+    assert found["eval_before"]["episodes"] == 3
+    assert masflow("sft", toy(), "--out", "run", "--resume")[0] == 3
+    code, out, _ = masflow("train", toy(), "--out", "run", "--resume", "--json")
+    assert (code, last_json(out)["steps"]) == (0, 4)
+
+
+def test_eval_scores_bare_models_or_a_checkpoint_and_leaves_the_run_alone(toy: Toy, masflow: Masflow):
+    assert masflow("train", toy(), "--out", "run", "--set", "train.seed=3")[0] == 0
+    files = {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()}
+    code, out, err = masflow("eval", toy(), "--checkpoint", "run@2", "--samples", "2", "--json")
+    assert code == 0, err
+    found = last_json(out)
+    assert {"episodes", "metrics", "outcomes", "roles"} <= set(found)
+    assert set(found["roles"]) == {"caller", "echoer"}
+    assert found["sampled"]["low"] <= found["sampled"]["mean"] <= found["sampled"]["high"]
+    assert {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()} == files
+    code, out, _ = masflow("eval", toy(), "--limit", "2")
+    assert (code, "2 tasks" in out) == (0, True)
+
+
+def test_eval_of_a_step_that_is_not_kept_or_an_unknown_split_says_what_there_is(toy: Toy, masflow: Masflow):
+    assert masflow("train", toy(), "--out", "run", "--set", "train.steps=1")[0] == 0
+    code, _, err = masflow("eval", toy(), "--checkpoint", "run@7")
+    assert (code, "step_000001" in err) == (3, True)
+    code, _, err = masflow("eval", toy(), "--split", "evil")
+    assert (code, "known: train, eval" in err) == (3, True)
+
+
+def test_run_plays_one_episode_readably(toy: Toy, masflow: Masflow):
+    code, out, err = masflow("run", toy(), "--task", '{"word": "red"}')
+    assert code == 0, err
+    assert "say red" in out and "outcome: " in out
+    code, out, _ = masflow("run", toy(), "--task", '{"word": "red", "answer": "red"}', "--json")
+    found = last_json(out)
+    assert code == 0
+    assert found["turns"][0]["node"] == "call"
+    code, _, err = masflow("run", toy(), "--task", '{"wrd": "red"}')
+    assert (code, "word" in err) == (1, True)
+
+
+def test_a_person_is_asked_and_a_paused_episode_goes_on_later(
+    toy: Toy, masflow: Masflow, monkeypatch: pytest.MonkeyPatch
+):
+    human = 'echo: {human: {ask: "Is {{ call.text }} right?", in_training: {value: {text: "yes"}}}}'
+    experiment = toy(workflow=(("echo: {role: echoer}", human), ("  echoer: {prompt", "  spare: {prompt")))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    code, out, err = masflow("run", experiment, "--task", '{"word": "red", "answer": "red"}', "--json")
+    paused = last_json(out)
+    assert (code, paused["outcome"]) == (0, "paused"), err
+    assert f"--resume {paused['id']}" in err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("red\n"))
+    code, out, err = masflow("run", experiment, "--resume", paused["id"], "--json")
+    found = last_json(out)
+    assert (code, found["outcome"], found["output"]) == (0, "ok", {"said": "red"}), err
+    assert found["turns"][0]["text"] == paused["turns"][0]["text"]
+    assert masflow("run", experiment, "--resume", paused["id"])[0] == 3
+
+
+def test_ls_and_init_give_the_library(masflow: Masflow, tmp_path: Path):
+    code, out, _ = masflow("ls", "--json")
+    names = {(content["kind"], content["name"]) for content in last_json(out)}
+    assert code == 0
+    assert {("experiment", "quickstart"), ("mapping", "shared"), ("runtime", "local")} <= names
+    assert masflow("init", "copy")[0] == 0
+    code, out, err = masflow("check", "copy/examples/quickstart.yaml")
+    assert code == 0, out + err
+    assert (tmp_path / "copy/rewards/qa.py").read_bytes() == (ROOT / "rewards/qa.py").read_bytes()
+
+
+def test_explain_prints_groups_with_their_expected_sizes(toy: Toy, masflow: Masflow):
+    code, out, err = masflow("explain", toy(), "--format", "json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert {"digest", "graph", "models", "sampler", "groups", "rewards", "stages"} <= set(found)
+    assert [group["expected_size"] for group in found["groups"]] == [4, 4]
+    assert masflow("explain", toy())[0] == 0
