@@ -22,12 +22,10 @@ UNSEEN_FRAC = {"select": 0.07, "eval": 0.10}
 """Share of each table's entities that never occur in training; their words are in the vocabulary."""
 NOVEL_FRAC = {"select": 0.05, "eval": 0.08}
 """Share of each table's entities that never occur in training and whose words the vocabulary lacks."""
-SPELLED_FRAC = 0.15
-"""Share of the training entities whose names the vocabulary lacks, so that spelling is seen in training."""
 HELD_PAIR_FRAC = {"select": 0.10, "eval": 0.10}
 """Share of the (entity, relation) pairs of training entities that are held out."""
 ROWS_A_KIND = 100
-DEMOS = 3000
+DEMOS = 5000
 TWO_HOP_DEMOS = 1500
 BAD_QUERY_FRAC, ENTITY_ONLY_FRAC = 0.6, 0.8
 BAD_ANSWER_FRAC, WORDY_FRAC = 0.6, 0.75
@@ -77,9 +75,9 @@ def read_facts(relations: dict) -> list[Fact]:
 
 
 def draw_pools(facts: list[Fact]) -> dict[str, set[str]]:
-    """Entities by pool: `select`, `eval`, `novel_select`, `novel_eval`, `spelled`; the rest are for training.
+    """Entities by pool: `select`, `eval`, `novel_select`, `novel_eval`; the rest are for training.
 
-    An entity can be novel or spelled if its words occur in no other entity's facts. Planets, too few,
+    An entity can be novel if its words occur in no other entity's facts. Planets, too few,
     stay in training.
     """
     used_by = {w: {f.entity for f in facts if w in f.text.split()} for f in facts for w in f.entity.split()}
@@ -94,7 +92,6 @@ def draw_pools(facts: list[Fact]) -> dict[str, set[str]]:
         chooser("own", table).shuffle(own)
         for split, frac in NOVEL_FRAC.items():
             pools[f"novel_{split}"] |= {own.pop() for _ in range(round(frac * len(entities)))}
-        pools["spelled"] |= {own.pop() for _ in range(round(SPELLED_FRAC * len(entities))) if own}
         rest = [e for e in entities if not any(e in pool for pool in pools.values())]
         chooser("rest", table).shuffle(rest)
         for split, frac in UNSEEN_FRAC.items():
@@ -240,7 +237,7 @@ def main(out: Path = HERE) -> dict[str, int]:
     relations = json.loads((HERE / "relations.json").read_text(encoding="ascii"))
     facts = read_facts(relations)
     pools = draw_pools(facts)
-    pool_of = {e: name for name, pool in pools.items() if name != "spelled" for e in pool}
+    pool_of = {e: name for name, pool in pools.items() for e in pool}
     by_pool: dict[str, list[Fact]] = {}
     for fact in facts:
         by_pool.setdefault(pool_of.get(fact.entity, "known"), []).append(fact)
@@ -261,10 +258,8 @@ def main(out: Path = HERE) -> dict[str, int]:
     ]
     wordings += [t.replace("{b}", "").replace("{kind}", k) for t in BRIDGES.values() for k in KIND.values()]
     wordings += ["plan question query find passage answer refine it is"]
-    spelled = pools["spelled"] | pools["novel_select"] | pools["novel_eval"]
-    texts = [f.text for f in facts if f.entity not in spelled]
-    # A training entity that is spelled still has its answers in the vocabulary; a novel one has neither.
-    texts += [f.answer for f in facts if f.entity in pools["spelled"] and f.entity not in f.answer.split()]
+    novel = pools["novel_select"] | pools["novel_eval"]
+    texts = [f.text for f in facts if f.entity not in novel]
     texts += list(dict.fromkeys(" ".join(t.split()) for t in wordings))
     counts["vocab"] = write(out / "vocab.jsonl", ({"text": t} for t in texts))
     two_hop = {"train": held["train"], "select": by_pool["select"], "eval": by_pool["eval"]}
