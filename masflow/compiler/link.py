@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from masflow.compiler.bases import HUB_ID
 from masflow.compiler.demonstrations import demonstration_problems
+from masflow.compiler.digest import plan_data
 from masflow.compiler.documents import file_hash, text_hash
 from masflow.compiler.graph import Graph
 from masflow.compiler.plan import STAGES, GroupIR, Plan, SamplerIR, SourceIR, StageIR
@@ -267,8 +269,31 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
     if problems_are_fatal(problems):
         return plan
     for name, one, _ in chosen:
-        plan = replace(one.apply(plan), passes=(*plan.passes, {name: one.model_dump(mode="json")}))
+        before = plan_data(plan)
+        plan = one.apply(plan)
+        entry = {
+            "name": name,
+            "settings": one.model_dump(mode="json"),
+            "changes": changes(before, plan_data(plan)),
+        }
+        plan = replace(plan, passes=(*plan.passes, entry))
     return plan
+
+
+def changes(before: Any, after: Any, at: str = "") -> list[str]:
+    """What differs between two plans as data, one line a place."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [k for k in after if before.get(k) != after[k]] + [k for k in before if k not in after]
+        return [c for k in keys for c in changes(before.get(k), after.get(k), f"{at}.{k}" if at else str(k))]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [c for i, (a, b) in pairs if a != b for c in changes(a, b, f"{at}[{i}]")]
+    return [f"{at}: {_short(before)} -> {_short(after)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def problems_are_fatal(problems: Iterable[Problem]) -> bool:

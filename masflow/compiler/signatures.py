@@ -20,11 +20,11 @@ def signature_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Pr
     for node in graph.nodes:
         if node.call is not None and node.call in functions:
             yield from _fits(functions[node.call], node.args, (), node.where)
-        elif node.kind == "tool" and node.tool in tools:
+        elif node.tool is not None and node.tool in tools:
             tool = tools[node.tool]
             free = (*tool.settings, "state") if tool.scope == "episode" else tuple(tool.settings)
             yield from _fits(tool.function, node.args, free, node.where)
-        elif node.kind == "workflow" and node.workflow in graphs:
+        elif node.workflow is not None and node.workflow in graphs:
             yield from _sub_workflow(node, graphs[node.workflow])
     for reward in graph.rewards:
         yield from _reward(reward)

@@ -1,0 +1,306 @@
+"""A plan in words: text for people, Mermaid for pictures, JSON for machines. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from masflow.compiler.graph import START, Arrow, Graph, Node, RewardIR
+from masflow.compiler.plan import ModelIR, Plan
+from masflow.compiler.regions import Regions
+from masflow.compiler.sizes import Size, estimate
+from masflow.compiler.team import graphs_below
+
+__all__ = ["explain", "mermaid", "plan_summary", "text"]
+
+
+def explain(plan: Plan, format: Literal["text", "json", "mermaid"] = "text", *, passes: bool = False) -> str:
+    """The plan in one of three forms.
+
+    Args:
+        passes: of the text form: also what each pass changed.
+    """
+    if format == "json":
+        return json.dumps(plan_summary(plan), indent=1, ensure_ascii=False)
+    return mermaid(plan) if format == "mermaid" else text(plan, passes=passes)
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """What machines may rely on: digest, graph, models, sampler, groups, rewards, stages."""
+    return {
+        "digest": plan.digest,
+        "workflow": plan.root,
+        "graph": _graph_data(plan),
+        "models": [_model_data(model) for model in plan.models],
+        "policies": plan.policy_of,
+        "algorithm": plan.algorithm.model_dump(mode="json"),
+        "sampler": {"kind": plan.sampler.kind, "samples": plan.sampler.samples, **plan.sampler.options},
+        "groups": [{"key": list(g.key), "expected_size": g.expected_size} for g in plan.groups],
+        "rewards": [_reward_data(reward) for reward in plan.graph.rewards],
+        "stages": [{"name": stage.name, "op": stage.op} for stage in plan.stages],
+        "passes": list(plan.passes),
+        "data": {
+            split: [{"path": s.path, "weight": s.weight} for s in sources]
+            for split, sources in plan.data.items()
+        },
+        "train": plan.train.model_dump(mode="json"),
+    }
+
+
+def _graph_data(plan: Plan) -> dict[str, Any]:
+    nodes, edges = [], []
+    for place in graphs_below(plan.root, plan.workflows):
+        for node in place.graph.nodes:
+            nodes.append({"name": place.prefix + node.name, "kind": node.kind, "what": _what(node)})
+        for source, switch, arrow in _arrows(place.graph):
+            for target in arrow.targets:
+                edge = {"from": place.prefix + source, "to": place.prefix + target}
+                label = _label(arrow, switch)
+                edges.append({**edge, "when": label} if label else edge)
+    return {"nodes": nodes, "edges": edges}
+
+
+def _model_data(model: ModelIR) -> dict[str, Any]:
+    size = estimate(model)
+    return {
+        "name": model.name,
+        "base": model.base if isinstance(model.base, str) else _base_name(model),
+        "base_hash": model.base_hash,
+        "roles": list(model.roles),
+        "adapters": [p.adapter for p in model.policies if p.adapter is not None],
+        "train": model.train,
+        "policies": [{"name": p.name, "roles": list(p.roles), "train": p.train} for p in model.policies],
+        "num_parameters": size.num_parameters if size else None,
+        "num_trained": size.num_trained if size else None,
+        "memory_bytes": size.memory_bytes if size else None,
+    }
+
+
+def _reward_data(reward: RewardIR) -> dict[str, Any]:
+    return {
+        "name": reward.name,
+        "use": _function_name(reward),
+        "level": reward.level,
+        "weight": reward.weight,
+        "paid": _paid(reward),
+        "otherwise": reward.otherwise,
+    }
+
+
+def _function_name(reward: RewardIR) -> str:
+    if reward.function:
+        return "/".join(reward.function.ref.split("/")[-2:])
+    return f"role:{reward.judge}" if reward.judge else "well_formed"
+
+
+def _paid(reward: RewardIR) -> str:
+    """Whose turns get it, in words."""
+    if reward.allocator:
+        return "the turns that it names"
+    if reward.pay:
+        after = ", ".join(reward.measure_after)
+        return ", ".join(f"{role} the {how}" for role, how in reward.pay) + f"; measured after {after}"
+    who = ", ".join(reward.to or reward.roles) or "every role"
+    if reward.level == "turn":
+        return f"each turn of {who}" + (f" at {', '.join(reward.nodes)}" if reward.nodes else "")
+    return f"all turns of {who}"
+
+
+def _what(node: Node) -> str:
+    if node.call:
+        return "/".join(node.call.split("/")[-2:])
+    if node.human:
+        return "a person"
+    return node.role or node.tool or node.workflow or ", ".join((*node.set_, *node.write))
+
+
+def _arrows(graph: Graph) -> Iterator[tuple[str, str | None, Arrow]]:
+    """(source, its switch, arrow) in order."""
+    yield from ((START, None, arrow) for arrow in graph.start)
+    for node in graph.nodes:
+        yield from ((node.name, node.switch, arrow) for arrow in node.arrows)
+
+
+def _label(arrow: Arrow, switch: str | None) -> str:
+    if arrow.case is not None:
+        return f"{switch} = {arrow.case}"
+    return arrow.when or ""
+
+
+def text(plan: Plan, *, passes: bool = False) -> str:
+    """The plan for people."""
+    parts = [
+        [f"{plan.root}: {plan.graph.summary}".rstrip(": "), f"digest {plan.digest}"],
+        ["graph", *_indented(_graph_lines(plan))],
+        ["models", *_indented(_model_lines(plan))],
+        ["training step", *_indented(_stage_lines(plan))],
+        ["groups (turns compared with each other)", *_indented(_group_lines(plan))],
+        ["rewards", *_indented(_reward_lines(plan))],
+        ["data", *_indented(_data_lines(plan))],
+    ]
+    if plan.passes or passes:
+        parts.append(["passes", *_indented(_pass_lines(plan))])
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _indented(lines: Iterator[str]) -> list[str]:
+    return [f"  {line}" for line in lines] or ["  (none)"]
+
+
+def _graph_lines(plan: Plan) -> Iterator[str]:
+    for place in graphs_below(plan.root, plan.workflows):
+        regions = Regions.of(place.graph)
+        for node in place.graph.nodes:
+            marks = [
+                f"each of {node.foreach}" if node.foreach else "",
+                f"when {node.when}" if node.when else "",
+                f"join {node.join}" if node.join != "all" else "",
+                f"at most {node.max_visits} visits" if regions.cycle_of(node.name) else "",
+            ]
+            detail = "; ".join(mark for mark in marks if mark)
+            shown = f"  ({detail})" if detail else ""
+            yield f"{place.prefix + node.name:<20} {node.kind:<8} {_what(node)}{shown}"
+        for source, switch, arrow in _arrows(place.graph):
+            label = _label(arrow, switch)
+            targets = " & ".join(place.prefix + target for target in arrow.targets)
+            meets = f"  (meet at {place.prefix + arrow.join})" if arrow.join else ""
+            yield f"{place.prefix + source} -> {targets}" + (f" when {label}" if label else "") + meets
+        limits = place.graph.limits
+        tokens = f", {limits.tokens} tokens" if limits.tokens else ""
+        of = f" of {place.prefix.rstrip('/')}" if place.prefix else ""
+        yield f"limits{of}: {limits.turns} turns, {limits.items} items{tokens}"
+
+
+def _model_lines(plan: Plan) -> Iterator[str]:
+    for model in plan.models:
+        yield f"{model.name}: {_base_name(model)}, {model.train}; {_size_words(estimate(model))}"
+        for policy in model.policies:
+            learns = f"learns, lr {policy.optimizer.lr:g}" if policy.train else "frozen"
+            start = f", from {policy.init}" if policy.init else ""
+            yield f"  {policy.name} ({learns}{start}): {', '.join(policy.roles)}"
+
+
+def _base_name(model: ModelIR) -> str:
+    if isinstance(model.base, str) or model.base is None:
+        return str(model.base)
+    config = model.base.config
+    return f"{config.get('model_type')} made from a config (hidden size {config.get('hidden_size', '?')})"
+
+
+def _size_words(size: Size | None) -> str:
+    if size is None:
+        return "size unknown until its config is downloaded"
+    return (
+        f"about {_number(size.num_parameters)} parameters, {_number(size.num_trained)} trained, "
+        f"{_number(size.memory_bytes)}B of memory"
+    )
+
+
+def _number(value: float) -> str:
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g}{unit}"
+    return f"{value:g}"
+
+
+def _stage_lines(plan: Plan) -> Iterator[str]:
+    algorithm, train = plan.algorithm, plan.train
+    yield (
+        f"sampler {plan.sampler.kind}: {train.tasks_per_step} tasks x {plan.sampler.samples} samples, "
+        f"temperature {algorithm.temperature:g}"
+    )
+    yield " -> ".join(f"{stage.name}: {stage.op}" for stage in plan.stages)
+    yield (
+        f"{algorithm.use}: weight {algorithm.weight}, turn loss {algorithm.turn_loss}, "
+        f"clip -{algorithm.clip_low:g} +{algorithm.clip_high:g}, {algorithm.updates_per_step} updates a step, "
+        f"kl {algorithm.kl.weight:g}, entropy {algorithm.entropy:g}"
+    )
+    if plan.init:
+        yield f"starts from {plan.init}"
+    elif plan.warm_start:
+        yield f"warm start: {plan.warm_start.steps} supervised steps of {plan.warm_start.batch} turns a role"
+    yield f"{train.steps} steps, seed {train.seed}"
+
+
+def _group_lines(plan: Plan) -> Iterator[str]:
+    for group in plan.groups:
+        yield f"({', '.join(group.key)}): {group.expected_size} turns at most"
+
+
+def _reward_lines(plan: Plan) -> Iterator[str]:
+    for reward in plan.graph.rewards:
+        weight = f"weight {reward.weight:g}" if reward.weight else "reported only"
+        otherwise = "" if reward.otherwise is None else f", else {reward.otherwise:g}"
+        when = f", when {reward.when}" if reward.when else ""
+        yield f"{reward.name} = {_function_name(reward)} ({weight}{otherwise}{when}): {_paid(reward)}"
+    if plan.graph.rewards:
+        discount = f", discounted by {plan.graph.discount:g}" if plan.graph.credit == "return_to_go" else ""
+        yield f"credit: {plan.graph.credit}{discount}"
+
+
+def _data_lines(plan: Plan) -> Iterator[str]:
+    for split, sources in plan.data.items():
+        yield f"{split}: " + ", ".join(
+            s.path.removeprefix(plan.root_dir + "/") + (f" (weight {s.weight:g})" if s.weight != 1 else "")
+            for s in sources
+        )
+
+
+def _pass_lines(plan: Plan) -> Iterator[str]:
+    for entry in plan.passes:
+        settings = ", ".join(f"{k}: {v}" for k, v in entry["settings"].items())
+        yield f"{entry['name']} ({settings})"
+        yield from (f"  {change}" for change in entry["changes"])
+
+
+_SHAPES = {
+    "role": ("([", "])"),
+    "tool": ("[/", "/]"),
+    "call": ("[", "]"),
+    "workflow": ("[[", "]]"),
+    "human": ("{{", "}}"),
+    "set": ("(", ")"),
+}
+
+
+def mermaid(plan: Plan) -> str:
+    """A Mermaid flowchart of the graph; sub-workflows are boxes of their own."""
+    lines = ["flowchart TD"]
+    for place in graphs_below(plan.root, plan.workflows):
+        inner = place.prefix.rstrip("/")
+        pad = "    " if inner else "  "
+        if inner:
+            lines.append(f'  subgraph {_id(inner)}_box["{inner}"]')
+        lines += [f"{pad}{line}" for line in _mermaid_lines(place.graph, place.prefix)]
+        if inner:
+            lines.append("  end")
+            lines.append(f"  {_id(inner)} -.-> {_id(place.prefix + START)}")
+    return "\n".join(lines)
+
+
+def _mermaid_lines(graph: Graph, prefix: str) -> Iterator[str]:
+    yield f"{_id(prefix + 'start')}((start))"
+    yield f"{_id(prefix + 'end')}((end))"
+    for node in graph.nodes:
+        left, right = _SHAPES[node.kind]
+        label = node.name if _what(node) in ("", node.name) else f"{node.name}<br/>{_what(node)}"
+        yield f'{_id(prefix + node.name)}{left}"{_escaped(label)}"{right}'
+    for source, switch, arrow in _arrows(graph):
+        label = _label(arrow, switch)
+        for target in arrow.targets:
+            shown = f'-- "{_escaped(label)}" -->' if label else "-->"
+            yield f"{_id(prefix + source)} {shown} {_id(prefix + target)}"
+
+
+def _id(name: str) -> str:
+    return "n_" + name.replace("/", "__")
+
+
+def _escaped(label: str) -> str:
+    """The label inside quotes; only our own line break is markup."""
+    parts = [
+        part.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+        for part in label.split("<br/>")
+    ]
+    return "<br/>".join(parts)
