@@ -38,7 +38,8 @@ from masflow.compiler.filters import (
 
 Kind = Literal["expression", "template", "value"]
 MAX_STEPS = 1_000_000
-"""Loop items and calls of one rendering."""
+"""Loop items of one rendering; a call costs as much as `CALL_COST` items."""
+CALL_COST = 10
 MAX_DEPTH = 80
 """Levels of one template's tree."""
 MAX_SOURCE = 200_000
@@ -87,8 +88,8 @@ class _Context(Context):
         except KeyError:
             return FUNCTIONS_AND_NAMESPACE.get(key, jinja_missing)
 
-    def spend(self) -> None:
-        self.left -= 1
+    def spend(self, cost: int = 1) -> None:
+        self.left -= cost
         if self.left < 0:
             raise TemplateProblem(f"more than {MAX_STEPS} loop items and calls")
 
@@ -162,7 +163,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         raise SecurityError(f"'{attribute}' of {type(obj).__name__} is out of reach for templates")
 
     def call(self, context: _Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        context.spend()
+        context.spend(CALL_COST)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             if obj.__name__ == "replace":
