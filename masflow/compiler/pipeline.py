@@ -117,7 +117,8 @@ def verify(draft: Draft) -> None:
     changed = {key for key, graph in draft.graphs.items() if draft.verified.get(key) is not graph}
     incomplete = draft.lowering.incomplete if draft.lowering else set()
     if changed and draft.root is not None:
-        draft.problems.extend(verify_graphs(draft.root, draft.graphs, changed, incomplete))
+        docs = draft.lowering.docs if draft.lowering else {}
+        draft.problems.extend(verify_graphs(draft.root, draft.graphs, changed, incomplete, docs))
         draft.verified = dict(draft.graphs)
     if draft.plan is not None:
         draft.problems.extend(verify_plan(draft.plan, draft.experiment))

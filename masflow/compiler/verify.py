@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from importlib.util import find_spec
 
+from masflow.compiler.documents import Doc
 from masflow.compiler.flow import flow_problems
 from masflow.compiler.graph import Graph
+from masflow.compiler.names import check_names
 from masflow.compiler.payment import reward_problems
 from masflow.compiler.plan import Plan
 from masflow.compiler.regions import Regions
@@ -22,12 +23,17 @@ __all__ = ["verify_graphs", "verify_plan"]
 
 
 def verify_graphs(
-    root: str, graphs: Mapping[str, Graph], changed: Set[str], incomplete: Set[str]
+    root: str,
+    graphs: Mapping[str, Graph],
+    changed: Set[str],
+    incomplete: Set[str],
+    docs: Mapping[str, Doc] | None = None,
 ) -> Iterator[Problem]:
     """Every rule for the graphs named in `changed`.
 
     Args:
         incomplete: graphs with edges that could not be read; rules of flow and names are left out for them.
+        docs: the document of each graph, for the places of names.
     """
     for key in graphs:
         if key not in changed:
@@ -43,15 +49,7 @@ def verify_graphs(
         yield from reward_problems(graph, graphs, sound)
         if sound is not None:
             yield from conversation_problems(graph, sound)
-            yield from _name_problems(graph, graphs, sound)
-
-
-def _name_problems(graph: Graph, graphs: Mapping[str, Graph], regions: Regions) -> Iterator[Problem]:
-    if find_spec("masflow.compiler.names") is None:
-        return
-    from masflow.compiler.names import check_names
-
-    yield from check_names(graph, dict(graphs), regions)
+            yield from check_names(graph, graphs, sound, (docs or {}).get(key))
 
 
 def verify_plan(plan: Plan, experiment: Loaded[Experiment] | None) -> Iterator[Problem]:
