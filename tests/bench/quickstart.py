@@ -112,9 +112,9 @@ def spread(values: list[float]) -> str:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown: greedy before and after, sampled after, each role's own correctness after, the worst seed's gain."""
+    """Markdown: greedy before and after, sampled after, each role's own correctness after."""
     lines = [
-        "| who learns | before | after | sampled, after | planner finds the fact | answerer reads it | smallest gain |",
+        "| who learns | before | after | sampled | planner finds the fact | answerer reads it | smallest gain |",
         "|---|---|---|---|---|---|---|",
     ]
     for arm in ARMS:
@@ -127,12 +127,12 @@ def table(results: list[dict[str, Any]]) -> str:
         gains = [a - b for a, b in zip(scores, before, strict=False)]
         cells = [
             LABELS[arm],
-            spread(before) if before else "–",
+            spread(before) if before else "-",
             spread(scores),
             spread([s["sampled"]["mean"] for s in after]),
             spread([s["metrics"]["found"] for s in after]),
             spread([s["metrics"]["read"] for s in after]),
-            f"{min(gains):+.2f}" if gains else "–",
+            f"{min(gains):+.2f}" if gains else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
