@@ -48,8 +48,8 @@ def build_batch(plan: Plan, scored: Sequence[Scored], num_episodes: int, step: i
     """Group, subtract baselines, weigh.
 
     L = (1/E) Σ_episodes Σ_turns (turn loss), E = `num_episodes`, whatever was dropped, and whatever the
-    length of an episode. `weight: token_mean` (DAPO, arXiv 2503.14476, eq. 8) divides by the mini-batch's tokens
-    instead, `episode_mean` by each episode's own; both depend on lengths and are biased.
+    length of an episode. `weight: token_mean` (DAPO, arXiv 2503.14476, eq. 8) divides by the mini-batch's
+    tokens instead, `episode_mean` by each episode's own; both depend on lengths and are biased.
 
     Args:
         num_episodes: episodes scheduled for the step.
