@@ -114,7 +114,7 @@ def spread(values: list[float]) -> str:
 def table(results: list[dict[str, Any]]) -> str:
     """Markdown: greedy before and after, sampled after, each role's own correctness after."""
     lines = [
-        "| who learns | before | after | sampled | planner finds the fact | answerer reads it | smallest gain |",
+        "| who learns | before | after | sampled | planner finds | answerer reads | smallest gain |",
         "|---|---|---|---|---|---|---|",
     ]
     for arm in ARMS:
