@@ -82,7 +82,7 @@ def _concurrent_problems(
     entry: StateFieldIR, writers: list[_Writer], graph: Graph, regions: Regions
 ) -> Iterator[Problem]:
     for one in writers:
-        if self_concurrent(one.node, graph) and (one.how == "set" or entry.merge == "replace"):
+        if one.how == "write" and entry.merge == "replace" and self_concurrent(one.node, graph):
             yield _clash(
                 entry,
                 one,

@@ -3,6 +3,7 @@ fit."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from masflow.errors import EpisodeError
@@ -14,6 +15,8 @@ class Script:
 
     def __init__(self, demonstration: dict[str, Any], line: str):
         self.line = line
+        self.alone: Callable[[], bool] = lambda: True
+        """Whether one thread runs, so that the next turn left is the only one that fits."""
         self.left: list[tuple[int, dict[str, Any]]] = []
         self.trained: dict[str, bool] = {}
         turns = demonstration.get("turns", [])
@@ -58,7 +61,8 @@ class Script:
         found = (
             i for i, (_, turn) in enumerate(self.left) if turn["node"] in (node, node.rpartition("/")[2])
         )
-        return next(found, None)
+        index = next(found, None)
+        return None if index and self.alone() else index
 
     def finish(self, stop: tuple[str, str] | None) -> None:
         """Raises EpisodeError when turns are left over, or the episode broke."""

@@ -161,6 +161,8 @@ class Player:
         """
         script = Script(demonstration, str(key.task_id))
         state = EpisodeState((key,), dict(demonstration.get("task", {})), script=script)
+        root = self._live(state).root
+        script.alone = lambda: is_alone(root)
         while not self.finished(state):
             for request in self.advance(state):
                 path = state.pending[request.turn_id]
@@ -211,6 +213,14 @@ class Player:
         from masflow.functions import load_callable
 
         return load_callable(ref, self.plan.root_dir)
+
+
+def is_alone(play: Play) -> bool:
+    """Whether a play is at one place only: neither branches nor items side by side."""
+    visit = play.thread.visit
+    if play.thread.branches is not None or (visit and visit.is_list and not visit.node.in_order):
+        return False
+    return all(is_alone(item.sub) for item in (visit.items if visit else ()) if item.sub is not None)
 
 
 def path_order(path: Path) -> tuple[Any, ...]:

@@ -33,13 +33,14 @@ BUSY_S = 30.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS trajectories (
   step INTEGER, split TEXT, id TEXT, key TEXT, slot INTEGER, task_id TEXT, sample INTEGER, fork TEXT,
-  task TEXT, outcome TEXT, detail TEXT, output TEXT, effects TEXT, failures TEXT, metrics TEXT, predecessors TEXT,
+  task TEXT, outcome TEXT, detail TEXT, output TEXT, effects TEXT, failures TEXT, metrics TEXT,
+  predecessors TEXT,
   PRIMARY KEY (step, split, id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS turns (
   step INTEGER, split TEXT, trajectory TEXT, place INTEGER, id TEXT, path TEXT, node TEXT, role TEXT,
   member TEXT, policy TEXT, superstep INTEGER, messages TEXT, text TEXT, value TEXT, ok INTEGER, outcome TEXT,
-  last INTEGER, detail TEXT, parent TEXT, temperature REAL, prompt_tokens INTEGER, reply_tokens INTEGER, logprob REAL,
-  version INTEGER, demonstrated INTEGER, total REAL, advantage REAL,
+  last INTEGER, detail TEXT, parent TEXT, temperature REAL, prompt_tokens INTEGER, reply_tokens INTEGER,
+  logprob REAL, version INTEGER, demonstrated INTEGER, total REAL, advantage REAL,
   PRIMARY KEY (step, split, trajectory, place)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS turns_by_id ON turns (id);
 CREATE TABLE IF NOT EXISTS rewards (
@@ -56,7 +57,7 @@ class TraceDb:
     """One trace file. `read_only` opens it beside a run that is writing.
 
     Raises:
-        RunError: here and in every method, when the file can't be opened, read or written; says what and where.
+        RunError: here and in every method; the file can't be opened, read or written: why, and where it is.
     """
 
     def __init__(self, path: Path | str, read_only: bool = False):
@@ -250,8 +251,8 @@ def _trajectory_row(step: int, split: str, one: Scored) -> tuple[Any, ...]:
     effects = [{**asdict(effect), "path": path_json(effect.path)} for effect in t.effects]
     return (
         step, split, t.id, _dump(asdict(key)), key.slot, key.task_id, key.sample, _dump(key.fork),
-        _dump(t.task), t.outcome, t.detail, _dump(t.output), _dump(effects), _dump(one.failures), _dump(one.metrics),
-        _dump(t.predecessors),
+        _dump(t.task), t.outcome, t.detail, _dump(t.output), _dump(effects), _dump(one.failures),
+        _dump(one.metrics), _dump(t.predecessors),
     )  # fmt: skip
 
 

@@ -38,9 +38,19 @@ def _step(live: Live, play: Play, thread: Thread) -> bool:
         thread.done = True
         return False
     if thread.at == START:
+        _fill_defaults(play, thread)
         _leave(live, play, thread, play.info.graph.start, None, 0)
         return True
     return _enter(live, play, thread, play.info.nodes[thread.at])
+
+
+def _fill_defaults(play: Play, thread: Thread) -> None:
+    """State defaults may be templates over params and the task."""
+    templates = Templates(play.qualified("state"), play.static)
+    for f in play.info.graph.state:
+        if isinstance(f.default, (str, list, dict)):
+            default = templates.value(f.name, f.default)
+            thread.board.state = {**thread.board.state, f.name: default}
 
 
 def _templates(live: Live, play: Play, thread: Thread, node: Node, visit: int, **extra: Any) -> Templates:
@@ -111,28 +121,26 @@ def _next_in_order(live: Live, play: Play, thread: Thread, visit: Visit) -> bool
 def _write_item(live: Live, play: Play, visit: Visit, item: Item) -> None:
     try:
         if item.stop is None:
-            _write(live, play, visit, item, item.value, item.ok, writes_only=True)
+            _write(live, play, visit, item, visit.node.write, {})
     except EpisodeError as error:
         item.stop = (error.outcome, error.message)
 
 
 def _write(
-    live: Live, play: Play, visit: Visit, item: Item, value: Any, ok: bool, *, writes_only: bool = False
+    live: Live, play: Play, visit: Visit, item: Item, writes: dict[str, Any], sets: dict[str, Any]
 ) -> None:
-    """Make a node's writes; null of a malformed reply leaves a field alone that may not be null."""
+    """Write what an item, or a whole visit, has to say to state; a malformed reply leaves state alone."""
     node, board = visit.node, item.board
-    sets = {} if writes_only else node.set_
-    if not node.write and not sets:
+    if (not writes and not sets) or (item.value is None and not item.ok):
         return
-    names = {**play.names(board, full=True), **item.locals, "visit": visit.number, "result": value}
+    names = {**play.names(board, full=True), **item.locals, "visit": visit.number, "result": item.value}
     rng = live.rng(play, board, node.name, visit.number, item, "write")
     templates = Templates(f"nodes.{play.qualified(node.name)}", names, rng)
-    for raw, what in ((node.write if writes_only or not visit.is_list else {}, "write"), (sets, "set")):
+    for raw, what in ((writes, "write"), (sets, "set")):
         for name, template in raw.items():
             new = templates.value(f"{what}.{name}", template)
-            if new is None and not ok and not play.info.fields[name].type.nullable:
-                continue
             board.write(Write(name, what == "write", new), play.info.fields, live.load)
+            names["state"] = board.state
 
 
 def _finish(live: Live, play: Play, thread: Thread, visit: Visit) -> None:
@@ -140,17 +148,15 @@ def _finish(live: Live, play: Play, thread: Thread, visit: Visit) -> None:
     if visit.is_list and not node.in_order:
         board.join([item.board for item in items], play.info.fields, live.load)
     if visit.is_list:
-        value: Any = [item.value for item in items]
-        board.record(node.name, value, [item.ok for item in items], [item.raw for item in items])
+        columns = ([item.value for item in items], [item.ok for item in items], [item.raw for item in items])
+        board.record(node.name, *columns)
     else:
-        value = items[0].value
-        board.record(node.name, value, items[0].ok, items[0].raw)
+        board.record(node.name, items[0].value, items[0].ok, items[0].raw)
     thread.visit = None
     stop = next((item.stop for item in items if item.stop), None)
     if stop is None:
-        ok = all(item.ok for item in items)
-        local = {} if visit.is_list else items[0].locals
-        _write(live, play, visit, Item(None, board, local), value, ok)
+        whole = Item(None, board, value=board.values[node.name]) if visit.is_list else items[0]
+        _write(live, play, visit, whole, {} if visit.is_list else node.write, node.set_)
     if play.records and node.name in play.info.recorded:
         _record_moments(live, play, thread, visit)
     if stop is not None:
