@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from masflow.compiler.graph import Node, RoleIR
+from masflow.compiler.graph import END, Node, RoleIR
 from masflow.errors import EpisodeError
 from masflow.runtime.board import Board
 from masflow.runtime.effects import run_call, run_human, run_tool
 from masflow.runtime.live import CHANCE, Item, Live, Play, Templates, Visit
 from masflow.runtime.turns import run_role
 from masflow.spec.types import mismatch
+from masflow.trace import Moment
 
 
 def expand(
@@ -151,6 +152,9 @@ def _workflow(live: Live, play: Play, visit: Visit, item: Item) -> None:
     mine.made += theirs.made
     mine.clock = theirs.clock
     item.path = play.path(visit.node.name, visit.number, item)
+    if sub.records:  # its rewards see the names that it ended with
+        names = sub.names(theirs, full=True)
+        live.moments.append(Moment(sub.qualified(END), sub.path(END, 1), theirs.clock.superstep, names))
     stop = sub.thread.stop
     if stop is None:
         item.value = output_of(live, sub)

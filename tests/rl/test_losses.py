@@ -128,7 +128,8 @@ def test_rows_and_tokens_match_a_float64_reference():
             clip = min(max(r, 0.8), 1.3)
             expected[b, t] = -min(r * advantages[b], clip * advantages[b]) + 0.05 * (np.exp(d) - d - 1)
     spec = LossSpec(clip_low=0.2, clip_high=0.3, kl_weight=0.05)
-    got, _ = token_loss_BT(*(torch.tensor(x) for x in (new, old, advantages)), spec, torch.tensor(ref))
+    args = [torch.tensor(x) for x in (new, old, advantages)]
+    got, _ = token_loss_BT(args[0], args[1], args[2], spec, torch.tensor(ref))
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
 
 
