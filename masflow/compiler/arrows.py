@@ -70,7 +70,7 @@ def _name_problems(edge: Edge, known: set[str], where: Where) -> list[Problem]:
     for target in (t for targets in groups for t in targets):
         if target == START:
             message = "an edge can't lead back to 'start'"
-            found.append(Problem.at(where, "edge-to-start", message, "name the first node instead"))
+            found.append(Problem.at(where, "edge-into-start", message, "name the first node instead"))
         elif target not in known | {END}:
             found.append(unknown(where, "node", target, known | {END}))
     for targets in groups:

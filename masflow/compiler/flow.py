@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from masflow.compiler.graph import END, START, Arrow, Graph, Node
 from masflow.compiler.regions import FanOut, Regions
 from masflow.errors import Problem, Where, closest
-from masflow.spec.replies import ChoiceReply, JsonReply, TagsReply
-from masflow.spec.types import Type
+from masflow.spec.replies import ChoiceReply, CodeReply, JsonReply, TagReply, TagsReply, TextReply
+from masflow.spec.types import STR, Type
 
 __all__ = ["flow_problems", "switch_type"]
 
@@ -120,6 +120,10 @@ def switch_type(graph: Graph, expression: str) -> Type | None:
     reply = node.human.reply if node.human else role.reply if role and not role.members else None
     if isinstance(reply, ChoiceReply) and field == "choice" and not isinstance(reply.choice, str):
         return Type("choice", choices=reply.choice)
+    if isinstance(reply, (TextReply, CodeReply)) and field == reply.format:
+        return STR
+    if isinstance(reply, TagReply) and field == reply.tag:
+        return STR
     fields = (
         reply.fields if isinstance(reply, JsonReply) else reply.tags if isinstance(reply, TagsReply) else None
     )

@@ -9,17 +9,8 @@ from masflow.compiler.graph import Graph, Node, StateFieldIR
 from masflow.compiler.regions import Regions
 from masflow.compiler.team import speakers_of
 from masflow.errors import Problem, Where, unknown
-from masflow.spec.types import mismatch
 
 __all__ = ["conversation_problems", "self_concurrent", "state_problems"]
-
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "append": ("list",),
-    "extend": ("list",),
-    "union": ("list",),
-    "update": ("record",),
-}
-_NEEDS["add"] = ("int", "float", "str", "list")
 
 
 @dataclass(frozen=True)
@@ -55,27 +46,8 @@ def state_problems(graph: Graph, regions: Regions | None) -> Iterator[Problem]:
         if role.handoff and role.handoff.to.removeprefix("state.") not in declared:
             yield unknown(role.where, "state field", role.handoff.to, [f"state.{n}" for n in declared])
     for entry in graph.state:
-        yield from _entry_problems(entry, graph)
         if regions is not None:
             yield from _concurrent_problems(entry, writers.get(entry.name, []), graph, regions)
-
-
-def _entry_problems(entry: StateFieldIR, graph: Graph) -> Iterator[Problem]:
-    where = Where(graph.where.file, graph.where.line, f"state.{entry.name}")
-    if entry.default is not None and not _template(entry.default):
-        wrong = mismatch(entry.default, entry.type, entry.name)
-        if wrong:
-            yield Problem.at(
-                where, "state-default", f"the default doesn't fit: {wrong}", "correct the default or the type"
-            )
-    needs = _NEEDS.get(entry.merge, (entry.type.kind,))
-    if entry.type.kind not in needs and entry.type.kind != "any":
-        message = f"'merge: {entry.merge}' needs {' or '.join(needs)}, and '{entry.name}' is {entry.type}"
-        yield Problem.at(where, "bad-merge", message, "change the rule or the type")
-
-
-def _template(value: object) -> bool:
-    return "{{" in str(value)
 
 
 def _concurrent_problems(

@@ -1,0 +1,2 @@
+def join(left: str, right: str) -> str:
+    return left + right

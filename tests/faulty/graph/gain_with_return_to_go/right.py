@@ -1,0 +1,2 @@
+def right(answer: str | None) -> float:
+    return 1.0

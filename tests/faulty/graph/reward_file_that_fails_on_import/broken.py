@@ -1,0 +1,5 @@
+RATE = 1 / 0
+
+
+def right() -> float:
+    return RATE
