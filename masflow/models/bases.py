@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -151,7 +152,7 @@ def make_model(spec: ConfigBase, tokenizer: Any, seed: int) -> Any:
             made: Any = AutoModelForCausalLM.from_config(
                 AutoConfig.for_model(model_type, **settings), dtype=torch.float32
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
             raise RunError(f"base.config: {error}", "mend the config's arguments") from error
         if spec.init.embedding_std is not None:
             with torch.no_grad():

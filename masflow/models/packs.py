@@ -20,6 +20,12 @@ from masflow.models.experience import Row
 __all__ = ["Budget", "MicroBatch", "pack"]
 
 
+_FULL = 0.75
+"""A tree shorter than this share of its micro-batch's longest opens the next one, …"""
+_SMALL_TOKENS = 512
+"""… unless the micro-batch is still this small: then a further pass costs more than the padding."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """Bounds of one micro-batch. A single row always fits, however long."""
@@ -112,6 +118,8 @@ def pack(
 
 def _fits(batch: list[_Tree], tree: _Tree, predictions: int, vocab_size: int, budget: Budget) -> bool:
     size, longest = len(batch) + 1, len(batch[0].ids)
+    if len(tree.ids) < _FULL * longest and len(batch) * longest >= _SMALL_TOKENS:
+        return False
     needs_mask = any(len(t.segments) > 1 for t in (*batch, tree))
     return (
         size * longest <= budget.tokens
@@ -178,7 +186,7 @@ def _micro_batch(
         mask=_mask(trees, longest, device),
         positions_ST=torch.from_numpy(positions_ST).to(device),
         source_U=torch.tensor([source for source, _ in predictions], dtype=torch.int64, device=device),
-        temperature_U=torch.tensor([t for _, t in predictions], dtype=torch.float32, device=device),
+        temperature_U=torch.tensor([t for _, t in predictions], dtype=torch.float64, device=device),
         prediction_N=prediction_N,
         target_N=target_N,
         row_N=row_N,

@@ -146,7 +146,7 @@ class Trainer:
         )
         logits_UV = self.backbone.logits(hidden.flatten(0, 1)[batch.source_U])
         if bool((batch.temperature_U != 1).any()):
-            logits_UV = logits_UV / batch.temperature_U[:, None]
+            logits_UV = logits_UV / batch.temperature_U.to(logits_UV.dtype)[:, None]
         logprobs_UV = torch.log_softmax(logits_UV, -1)
         logprobs_N = logprobs_UV[batch.prediction_N, batch.target_N]
         shape = (len(batch.rows), int(batch.lengths_B.max()))
@@ -315,7 +315,7 @@ class Trainer:
     ) -> None:
         bad = (~torch.isfinite(loss_B.detach())).nonzero()[:, 0].tolist()
         if bad:
-            self._stop("loss", [batch.rows[b] for b in bad], rows, learner, step)
+            self._stop("loss", sorted(batch.rows[b] for b in bad), rows, learner, step)
 
     def _stop(self, what: str, bad: Sequence[int], rows: Sequence[Row], learner: Learner, step: int) -> None:
         """Write the batch for a post-mortem, forget the gradients, and raise."""

@@ -1,4 +1,4 @@
-"""Makes a WordPiece tokenizer from text: whole words, and single characters so that unseen words can be copied.
+"""Makes a WordPiece tokenizer: whole words, and single characters so that unseen words can be copied.
 
 A piece that begins a word implies a blank before it; pieces that continue one carry `##`; line breaks are
 pieces of their own. So decoding gives back the lower-cased text, up to runs of blanks.

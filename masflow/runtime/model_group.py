@@ -346,7 +346,7 @@ class ModelGroup:
         self._load_weights(policy, *exact[0])
 
     def _load_weights(self, policy: PolicyIR, part: Path, source: str) -> None:
-        """Weights alone: full to full, adapter to adapter and its backbone, full to the backbone of adapters."""
+        """Weights alone: full to full, adapter to adapter and backbone, full to the backbone of adapters."""
         facts = saving.read_facts(part)
         file = part / f"{saving.file_name(source)}.safetensors"
         is_adapter = facts["train"] == "lora"

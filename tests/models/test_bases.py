@@ -1,0 +1,103 @@
+"""Bases are loaded from folders, or made once a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from masflow.compiler.plan import ModelIR
+from masflow.errors import RunError
+from masflow.models.bases import load_base, make_model
+from masflow.spec.mapping import ConfigBase
+
+MakeBase = Callable[..., ConfigBase]
+
+
+def _model(base: ConfigBase | str | None, **fields: Any) -> ModelIR:
+    return ModelIR("m", base, "hash", "full", (), **fields)
+
+
+def _weights(model: Any) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_a_base_is_made_once_and_depends_on_seed_and_name_alone(
+    config_base: MakeBase, tmp_path: Path
+) -> None:
+    spec = config_base()
+    torch.manual_seed(1)
+    first = load_base(_model(spec), tmp_path / "a", seed=3)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    assert _same(_weights(load_base(_model(spec), tmp_path / "a", seed=3).model), _weights(first.model))
+    assert _same(_weights(load_base(_model(spec), tmp_path / "b", seed=3).model), _weights(first.model))
+    assert not _same(_weights(load_base(_model(spec), tmp_path / "c", seed=4).model), _weights(first.model))
+    torch.set_rng_state(state)
+    assert first.made and first.context == 128 and not first.model.training
+    assert (tmp_path / "a/base/m/config.json").is_file()
+
+
+def test_the_global_random_state_is_left_alone(config_base: MakeBase, tokenizer: Any) -> None:
+    before = torch.get_rng_state()
+    make_model(config_base(), tokenizer, 5)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_folder_of_another_seed_or_base_is_refused(config_base: MakeBase, tmp_path: Path) -> None:
+    load_base(_model(config_base()), tmp_path, seed=0)
+    with pytest.raises(RunError, match="another base or seed"):
+        load_base(_model(config_base()), tmp_path, seed=1)
+
+
+def test_the_config_is_followed(config_base: MakeBase, tmp_path: Path) -> None:
+    base = load_base(_model(config_base(std=0.25), context=64), tmp_path, seed=0)
+    embeddings = base.model.get_input_embeddings().weight
+    assert embeddings is base.model.get_output_embeddings().weight  # tie_word_embeddings
+    assert float(embeddings.std()) == pytest.approx(0.25, rel=0.05)
+    assert embeddings.shape[0] == len(base.tokenizer) and base.context == 64
+    assert base.stop_ids == (base.tokenizer.eos_token_id,)
+    untied = make_model(config_base("llama"), base.tokenizer, 0)
+    assert untied.get_input_embeddings().weight is not untied.get_output_embeddings().weight
+
+
+def test_a_folder_is_loaded_with_its_tokenizer(config_base: MakeBase, tmp_path: Path) -> None:
+    made = load_base(_model(config_base("llama")), tmp_path / "run", seed=0)
+    again = load_base(_model(str(tmp_path / "run/base/m")), tmp_path / "other", seed=9)
+    assert _same(_weights(made.model), _weights(again.model)) and not again.made
+    assert again.tokenizer("red sky").input_ids == made.tokenizer("red sky").input_ids
+    assert not (tmp_path / "other").exists()
+
+
+def test_dtype_rule(config_base: MakeBase, tmp_path: Path) -> None:
+    load_base(_model(config_base()), tmp_path, seed=0)
+    folder = str(tmp_path / "base/m")
+    assert load_base(_model(folder), tmp_path, 0).model.dtype == torch.float32
+    assert load_base(_model(folder, dtype="bfloat16"), tmp_path, 0).model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (None, "has no base"),
+        ("/nowhere/at/all", "can't load the base"),
+        ({"model_type": "qwen3", "hidden_size": 0.5}, "base.config"),
+        ({"model_type": "nothing"}, "base.config"),
+    ],
+)
+def test_a_wrong_base_is_a_run_error(config_base: MakeBase, tmp_path: Path, base: Any, message: str) -> None:
+    spec = config_base().model_copy(update={"config": base}) if isinstance(base, dict) else base
+    with pytest.raises(RunError, match=message):
+        load_base(_model(spec), tmp_path, seed=0)
+
+
+def test_a_context_beyond_the_base_is_refused(config_base: MakeBase, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="context 4096 exceeds the base's 128"):
+        load_base(_model(config_base(), context=4096), tmp_path, seed=0)

@@ -1,0 +1,169 @@
+"""The decoding loop against `transformers.generate`, against exact distributions, and against itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from masflow.models.backbone import Backbone
+from masflow.models.decoding import Job, Sampled, decode, split_batches
+from masflow.models.engine import SamplingParams
+from masflow.models.sampling import draw, filter_logits
+
+Make = Callable[..., Backbone]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+def _prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(seed)
+    return [tuple(int(i) for i in rng.integers(5, 140, size=int(rng.integers(2, 14)))) for _ in range(count)]
+
+
+def _by_generate(backbone: Backbone, prompt: tuple[int, ...], stop: int) -> list[int]:
+    model = backbone.model
+    model.generation_config.eos_token_id = stop
+    model.generation_config.pad_token_id = 0
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=12,
+            do_sample=False,
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2"])
+def test_greedy_equals_generate(backbone: Make, family: str) -> None:
+    model = backbone(family)
+    prompts = [*_prompts(6), _prompts(1)[0]]
+    free = decode(model, [Job(p, GREEDY, 0) for p in prompts], frozenset())
+    stop = free[2].ids[3]  # so that some rows end early, and the rest go on in a smaller batch
+    ended = decode(model, [Job(p, GREEDY, 0) for p in prompts], frozenset({stop}))
+    assert [r.ids for r in ended] == [_by_generate(model, p, stop) for p in prompts]
+    assert ended[2].finish == "stop" and ended[2].ids[-1] == stop and len(ended[2].ids) <= 4
+    assert {len(r.ids) for r in ended} != {12}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_company_changes_no_draw(backbone: Make, family: str) -> None:
+    model = backbone(family)
+    jobs = [
+        Job(p, SamplingParams(temperature=0.7, max_tokens=8 + i % 3), 100 + i)
+        for i, p in enumerate(_prompts(9) * 2)
+    ]
+    together = decode(model, jobs, frozenset({7, 30}))
+    for job, reply in zip(jobs, together, strict=True):
+        alone = decode(model, [job], frozenset({7, 30}))[0]
+        assert alone.ids == reply.ids and alone.finish == reply.finish
+        assert np.allclose(alone.logprobs, reply.logprobs, atol=1e-5)
+
+
+def test_the_same_batch_repeats_bit_for_bit(backbone: Make) -> None:
+    model = backbone()
+    jobs = [Job(p, SamplingParams(max_tokens=10, top_p=0.9), i) for i, p in enumerate(_prompts(16))]
+    first, second = decode(model, jobs, frozenset({9})), decode(model, jobs, frozenset({9}))
+    assert first == second
+
+
+def test_seeds_differ_and_each_row_has_its_own_limit(backbone: Make) -> None:
+    prompt = _prompts(1)[0]
+    jobs = [Job(prompt, SamplingParams(max_tokens=1 + i % 4), i) for i in range(40)]
+    replies = decode(backbone(), jobs, frozenset())
+    assert [len(r.ids) for r in replies] == [1 + i % 4 for i in range(40)]
+    assert len({r.ids[0] for r in replies}) > 10
+
+
+def test_replies_longer_than_a_block_of_uniforms_go_on(backbone: Make) -> None:
+    jobs = [
+        Job(p, SamplingParams(max_tokens=n, temperature=2.0), 5)
+        for p, n in zip(_prompts(2), (70, 3), strict=True)
+    ]
+    replies = decode(backbone(), jobs, frozenset())
+    assert [len(r.ids) for r in replies] == [70, 3]
+    assert replies[0].ids == decode(backbone(), jobs[:1], frozenset())[0].ids
+
+
+def test_logprobs_are_of_the_distribution_sampled_from(backbone: Make) -> None:
+    model = backbone("llama")
+    prompt = _prompts(1)[0]
+    for params in (
+        SamplingParams(temperature=0.5),
+        SamplingParams(top_k=3),
+        SamplingParams(top_p=0.6, temperature=1.5),
+    ):
+        reply = decode(
+            model, [Job(prompt, SamplingParams(**{**params.__dict__, "max_tokens": 4}), 3)], frozenset()
+        )[0]
+        for place, (token, logprob) in enumerate(zip(reply.ids, reply.logprobs, strict=True)):
+            with torch.no_grad():
+                logits = model.model(torch.tensor([[*prompt, *reply.ids[:place]]])).logits[0, -1].double()
+            assert logprob == pytest.approx(
+                float(np.log(_allowed(logits / params.temperature, params)[token])), abs=1e-4
+            )
+
+
+def _allowed(logits_V: torch.Tensor, params: SamplingParams) -> np.ndarray:
+    """The distribution by the definition, one token after another, in float64."""
+    probs = torch.softmax(logits_V, -1).numpy()
+    order = np.argsort(-probs, kind="stable")
+    if params.top_k:
+        order = order[: params.top_k]
+    probs_kept = probs[order] / probs[order].sum()
+    kept, mass = [], 0.0
+    for token, p in zip(order, probs_kept, strict=True):
+        if params.top_p < 1 and mass >= params.top_p:
+            break
+        kept.append(token)
+        mass += p
+    out = np.zeros_like(probs)
+    out[kept] = probs[kept] / probs[kept].sum()
+    return out
+
+
+def test_frequencies_match_the_distribution() -> None:
+    # 20,000 draws from five known weights: chi-square, 4 degrees of freedom, 99.9 % point 18.47.
+    weights = np.array([0.5, 0.2, 0.2, 0.07, 0.03])
+    logits = torch.tensor(np.log(weights), dtype=torch.float32).expand(20_000, -1)
+    uniforms = torch.from_numpy(
+        np.array([np.random.Generator(np.random.Philox(key=i)).random() for i in range(20_000)])
+    )
+    tokens, logprobs = draw(logits, uniforms)
+    counts = np.bincount(tokens.numpy(), minlength=5)
+    assert ((counts - 20_000 * weights) ** 2 / (20_000 * weights)).sum() < 18.47
+    assert np.allclose(logprobs.numpy(), np.log(weights)[tokens.numpy()], atol=1e-5)
+
+
+def test_an_excluded_token_is_never_drawn() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]]).expand(500, -1)
+    kept = filter_logits(logits, torch.full((500,), 2), torch.ones(500))
+    uniforms = torch.linspace(0, 1 - 1e-12, 500, dtype=torch.float64)
+    tokens, _ = draw(kept, uniforms)
+    assert Counter(tokens.tolist()).keys() == {1, 2}
+
+
+def test_the_largest_probability_always_stays() -> None:
+    kept = filter_logits(torch.tensor([[0.0, 5.0]]), torch.tensor([0]), torch.tensor([1e-6]))
+    assert torch.isinf(kept[0, 0]) and kept[0, 1] == 5.0
+
+
+def test_batches_hold_every_job_once_within_the_budget() -> None:
+    jobs = [Job(p, SamplingParams(max_tokens=6), 0) for p in _prompts(50)]
+    batches = split_batches(jobs, 100)
+    assert sorted(i for b in batches for i in b) == list(range(50))
+    assert all(len(b) * (max(len(jobs[i].prompt_ids) for i in b) + 6) <= 100 for b in batches)
+    assert len(split_batches([jobs[0]], 1)) == 1
+
+
+def test_split_batches_draw_the_same_replies(backbone: Make) -> None:
+    model = backbone()
+    jobs = [Job(p, SamplingParams(max_tokens=6), i) for i, p in enumerate(_prompts(12))]
+    whole = decode(model, jobs, frozenset())
+    parts: dict[int, Sampled] = {}
+    for batch in split_batches(jobs, 60):
+        parts |= dict(zip(batch, decode(model, [jobs[i] for i in batch], frozenset()), strict=True))
+    assert [parts[i].ids for i in range(12)] == [r.ids for r in whole]
