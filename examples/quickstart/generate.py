@@ -81,9 +81,7 @@ def draw_pools(facts: list[Fact]) -> dict[str, set[str]]:
     stay in training.
     """
     used_by = {w: {f.entity for f in facts if w in f.text.split()} for f in facts for w in f.entity.split()}
-    pools: dict[str, set[str]] = {
-        name: set() for name in ("select", "eval", "novel_select", "novel_eval", "spelled")
-    }
+    pools: dict[str, set[str]] = {name: set() for name in ("select", "eval", "novel_select", "novel_eval")}
     for table in TABLES:
         if table == "planets":
             continue
