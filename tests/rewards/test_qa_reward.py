@@ -67,3 +67,11 @@ def test_the_last_number_counts(prediction, answer, score):
 def test_a_gold_answer_without_a_number_is_an_error_and_never_a_zero():
     with pytest.raises(ValueError, match="holds no number"):
         NUMBERS["final_number"]("7", "seven")
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "score"),
+    [(["Rivers", "cities", "rivers "], ["rivers", "people"], 0.5), ([], ["a"], 0), (["a"], ["a"], 1)],
+)
+def test_set_f1_compares_distinct_names(said, gold, score):
+    assert runpy.run_path(str(REWARDS / "lists.py"))["set_f1"](said, gold) == score
