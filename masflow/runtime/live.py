@@ -193,7 +193,7 @@ class Live:
     tool_states: dict[str, tuple[tuple[tuple[str, Any], ...], dict[str, Any]]] = field(default_factory=dict)
     predecessors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
-    """Path of each turn → its id."""
+    """Path of each reply → its turn's id; also of replies that are no turn, such as an engine's failure."""
 
     def demonstrated(self, path_text: str) -> bool:
         script = self.state.script

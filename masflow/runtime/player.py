@@ -111,6 +111,7 @@ class Player:
         for other in sorted(live.turns.values(), key=lambda t: t.superstep):
             if after.intersection(live.depends[other.id]):
                 after.add(other.id)
+        after |= {id_ for id_ in live.paths.values() if after.intersection(live.depends[id_])}
         texts = {text: id_ for text, id_ in live.paths.items() if id_ in after}
         gone = {key for key in state.effects if after.intersection(live.depends.get(key, ()))}
         return EpisodeState(

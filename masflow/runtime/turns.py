@@ -175,6 +175,10 @@ def _turn(
 ) -> tuple[Turn, Parsed, react.ToolCall | None]:
     """Make the turn of a reply and move the item's place in time behind it."""
     board, node = item.board, play.qualified(visit.node.name)
+    epoch = live.epoch(board.clock, text)
+    turn_id = live.state.keys[epoch].turn_id(path)
+    live.paths[text] = turn_id
+    live.depends[turn_id] = board.clock.last + board.clock.hidden
     if reply.finish == "prompt_too_long":
         raise EpisodeError(
             "prompt_too_long", f"node {node}: {reply.detail or 'the prompt does not fit the window'}"
@@ -183,9 +187,9 @@ def _turn(
         raise EpisodeError("engine_error", f"node {node}: {reply.detail or 'the engine failed'}")
     parsed, call = _read(play, role, item, reply, sampling(live.plan, role, live.mode))
     outcome = "truncated" if reply.finish == "length" else "ok" if parsed.ok else "malformed"
-    member, epoch = play.qualified(item.member), live.epoch(board.clock, text)
+    member = play.qualified(item.member)
     turn = Turn(
-        id=live.state.keys[epoch].turn_id(path),
+        id=turn_id,
         path=path,
         node=node,
         role=play.qualified(role.name),
@@ -208,8 +212,6 @@ def _turn(
         demonstrated=live.demonstrated(text),
     )
     live.turns[turn.id] = turn
-    live.paths[text] = turn.id
-    live.depends[turn.id] = board.clock.last + board.clock.hidden
     live.predecessors[turn.id] = board.clock.last
     board.turns += 1
     board.tokens += reply.prompt_tokens + reply.reply_tokens
