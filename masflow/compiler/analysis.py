@@ -20,7 +20,7 @@ from masflow.compiler.templates import (
     parse_expression,
     parse_template,
 )
-from masflow.compiler.typing import ExpressionWalker
+from masflow.compiler.typing import ExpressionWalker, source_of
 from masflow.spec.types import Type
 
 __all__ = ["analyse", "analyse_condition", "facts_of", "references"]
@@ -54,13 +54,7 @@ def analyse_condition(text: str, scope: Scope, facts: Facts = frozenset(), lenie
     """As `analyse`, of a condition; one that is neither a bool nor null is an issue."""
     walker = _TemplateWalker(scope, lenient)
     try:
-        tree = parse_expression(text)
-        found = walker.condition(tree, Env({}, facts))
-        walker.found.type = found
-        if found.kind not in ("bool", "any", "null"):
-            message = f"the condition '{text}' is {article(found)}; a condition is true, false or null"
-            fix = f'compare it, e.g. "{text} == …"' if path_of(tree) else "make it a comparison"
-            walker.found.issues.append(Issue("condition-type", message, fix))
+        walker.found.type = walker.condition(parse_expression(text), Env({}, facts))
     except TemplateProblem as problem:
         walker.found.issues.append(Issue("bad-expression", str(problem), "correct the expression"))
     return walker.found
@@ -180,4 +174,11 @@ class _TemplateWalker(ExpressionWalker):
             holds, fails = guards(node.test)
             first = self.condition(node.expr1, env.knowing(holds))
             return join(first, self.condition(node.expr2, env.knowing(fails)) if node.expr2 else types.NULL)
-        return self.expr(node, env)
+        found = self.expr(node, env)
+        if found.kind not in ("bool", "any", "null"):
+            message = (
+                f"the condition {source_of(node)} is {article(found)}; a condition is true, false or null"
+            )
+            fix = f'compare it, e.g. "{source_of(node)} == …"' if path_of(node) else "make it a comparison"
+            self.issue("condition-type", message, fix, node)
+        return found

@@ -139,7 +139,8 @@ class _Checker:
                 self.condition(arrow.when, scope, (), arrow.where)
         if node is not None and node.switch is not None:
             where = next((a.where for a in arrows if a.case is not None), node.where)
-            found = self.report(analyse(node.switch, "expression", scope), node.switch, (), where).type
+            finding = analyse(node.switch, "expression", scope, lenient=True)  # null ends as malformed
+            found = self.report(finding, node.switch, (), where).type
             if found.kind in ("list", "record", "float"):
                 message = f"the switch on '{node.switch}' is over {article(found)}; it needs a choice"
                 self.problem(where, "switch-type", message, "switch over a field of type [word, word]")

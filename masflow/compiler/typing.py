@@ -21,7 +21,7 @@ from masflow.compiler.templates import DICT_METHODS, GLOBALS, STR_METHODS
 from masflow.errors import closest
 from masflow.spec.types import Type
 
-__all__ = ["ExpressionWalker"]
+__all__ = ["ExpressionWalker", "source_of"]
 
 
 class ExpressionWalker:
@@ -52,7 +52,7 @@ class ExpressionWalker:
         found, note = self._noted(node, env)
         if path_of(node):
             self.found.references[start:] = [replace(r, printed=True) for r in self.found.references[start:]]
-        shown = _shown(node)
+        shown = source_of(node)
         if found.nullable:
             if not self.lenient:
                 because = f": {note}" if note else ""
@@ -121,7 +121,7 @@ class ExpressionWalker:
             is_slice = isinstance(node.arg, nodes.Slice)
             return base if is_slice else (base.item or UNKNOWN if base.kind == "list" else UNKNOWN)
         key = node.attr if isinstance(node, nodes.Getattr) else node.arg.value  # type: ignore[attr-defined]
-        return self._field(base, key, _shown(node.node), node)
+        return self._field(base, key, source_of(node.node), node)
 
     def _field(self, base: Type, key: Any, shown: str, node: nodes.Node) -> Type:
         found = field_of(base, key)
@@ -217,7 +217,7 @@ class ExpressionWalker:
         found, note = self._noted(node, env)
         if found.nullable and not self.lenient:
             because = f": {note}" if note else ""
-            shown = _shown(node)
+            shown = source_of(node)
             self.issue(
                 "null-used",
                 f"{shown} may be null{because}; it is {what}",
@@ -275,7 +275,9 @@ class ExpressionWalker:
                 and word.value not in type_.choices
             ):
                 near = closest(word.value, type_.choices)
-                message = f"{_shown(node)} is never '{word.value}'; it is one of {', '.join(type_.choices)}"
+                message = (
+                    f"{source_of(node)} is never '{word.value}'; it is one of {', '.join(type_.choices)}"
+                )
                 fix = f"write '{near}'" if near else "compare with one of these"
                 self.issue("unknown-choice", message, fix, word)
 
@@ -332,18 +334,20 @@ class ExpressionWalker:
         if node.name in types.LIST_FILTERS and given.kind in (*types.SCALARS, "record"):
             self.issue(
                 "not-a-list",
-                f"'{node.name}' needs a list; {_shown(node.node)} is {article(given)}",
+                f"'{node.name}' needs a list; {source_of(node.node)} is {article(given)}",
                 "hand it a list",
                 node,
             )
             return types.filtered(node.name, types.UNKNOWN_LIST)
         if node.name in types.TEXT_FILTERS and given.kind in ("list", "record"):
-            message = f"'{node.name}' needs text; {_shown(node.node)} is {article(given)}"
+            message = f"'{node.name}' needs text; {source_of(node.node)} is {article(given)}"
             self.issue("not-text", message, "use map(…), join(…) or json", node)
         if isinstance(attribute, nodes.Const) and isinstance(attribute.value, str) and given.kind == "list":
             column = given
             for part in attribute.value.split("."):
-                column = self._field(column, int(part) if part.isdigit() else part, _shown(node.node), node)
+                column = self._field(
+                    column, int(part) if part.isdigit() else part, source_of(node.node), node
+                )
             return column if node.name == "map" else types.filtered(node.name, given)
         return types.filtered(node.name, given)
 
@@ -423,16 +427,16 @@ _VISITS: dict[type[nodes.Node], Any] = {
 }
 
 
-def _shown(node: nodes.Node) -> str:
+def source_of(node: nodes.Node) -> str:
     """An expression in messages: its path, or what kind of thing it is."""
     if isinstance(node, nodes.Expr) and (path := path_of(node)) is not None:
         return dotted(path)
     if isinstance(node, nodes.Filter):
-        return f"{_shown(node.node)} | {node.name}" if node.node else node.name
+        return f"{source_of(node.node)} | {node.name}" if node.node else node.name
     if isinstance(node, nodes.Call):
-        return f"{_shown(node.node)}(…)"
+        return f"{source_of(node.node)}(…)"
     if isinstance(node, (nodes.Getattr, nodes.Getitem)):
-        return f"{_shown(node.node)}.{getattr(node, 'attr', '…')}"
+        return f"{source_of(node.node)}.{getattr(node, 'attr', '…')}"
     if isinstance(node, nodes.CondExpr):
-        return f"'… if {_shown(node.test)}'"
+        return f"'… if {source_of(node.test)}'"
     return "the expression"
