@@ -42,17 +42,22 @@ class Source:
 
     file: str
     lines: dict[tuple[str | int, ...], int] = field(default_factory=dict, repr=False)
+    files: dict[tuple[str | int, ...], str] = field(default_factory=dict, repr=False)
+    """Files of paths that stand elsewhere (a builder called from several files)."""
 
     def where(self, *path: str | int) -> Where:
         """The place of a value, on the line of its nearest known ancestor."""
-        line = next((self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), 0)
-        return Where(self.file, line, ".".join(map(str, path)))
+        near = next((path[:n] for n in range(len(path), -1, -1) if path[:n] in self.lines), None)
+        line = 0 if near is None else self.lines[near]
+        return Where(self.files.get(near or (), self.file), line, ".".join(map(str, path)))
 
     def under(self, *path: str | int) -> Source:
         """The source of a document written inside this one."""
         size = len(path)
         inner = {p[size:]: line for p, line in self.lines.items() if p[:size] == path}
-        return Source(self.file, {(): self.where(*path).line, **inner})
+        files = {p[size:]: file for p, file in self.files.items() if p[:size] == path}
+        place = self.where(*path)
+        return Source(place.file, {(): place.line, **inner}, files)
 
 
 @dataclass(frozen=True)
@@ -172,11 +177,7 @@ def load_data(
     Raises:
         SpecError: every problem of this document.
     """
-    told = _tell_kind(data, source)
-    if kind is not None and told != kind and not (isinstance(data, dict) and _score(data, kind)):
-        message = f"this is a {told} document; a {kind} belongs here"
-        raise SpecError(Problem.at(source.where(), "wrong-document", message, f"name a {kind} file"))
-    kind = kind or told
+    kind = _told_kind(data, source) if kind is None else _checked_kind(data, source, kind)
     try:
         spec = KINDS[kind].model_validate(data)
     except ValidationError as error:
@@ -189,15 +190,27 @@ def _score(data: dict[Any, Any], kind: str) -> int:
     return sum(key in keys for key in data)
 
 
-def _tell_kind(data: object, source: Source) -> str:
-    if not isinstance(data, dict):
-        got = "empty" if data is None else f"a {type(data).__name__}"
-        message = (
-            f"the document is {got}; it is a mapping of keys: a workflow, mapping, runtime or experiment"
-        )
-        raise SpecError(
-            Problem.at(source.where(), "not-a-document", message, "begin with 'name: my_workflow'")
-        )
+def _keys(data: object, source: Source) -> dict[Any, Any]:
+    if isinstance(data, dict):
+        return data
+    got = "empty" if data is None else f"a {type(data).__name__}"
+    message = f"the document is {got}; it is a mapping: a workflow, mapping, runtime or experiment"
+    problem = Problem.at(source.where(), "not-a-document", message, "begin with 'name: my_workflow'")
+    raise SpecError(problem)
+
+
+def _checked_kind(data: object, source: Source, kind: str) -> str:
+    keys = _keys(data, source)
+    others = {other: _score(keys, other) for other in KINDS}
+    told = max(others, key=lambda other: others[other])
+    if others[told] and not others[kind]:
+        message = f"this is a {told} document; a {kind} belongs here"
+        raise SpecError(Problem.at(source.where(), "wrong-document", message, f"name a {kind} file"))
+    return kind
+
+
+def _told_kind(data: object, source: Source) -> str:
+    data = _keys(data, source)
     scores = {kind: _score(data, kind) for kind in KINDS}
     best = max(scores, key=lambda kind: scores[kind])
     if scores[best]:

@@ -1,8 +1,9 @@
 """Every faulty file is refused with the message that stands in its first lines.
 
-Format: the first lines of a document are `# expect: CODE | FRAGMENT | LINE` (LINE may be empty; FRAGMENT is looked
-for in the message and the fix; several lines for several problems). A case that needs more files is a folder whose
-`main.yaml` is checked. Where a file can't begin with a comment, its expectations stand in `NAME.expect`.
+Format: the first lines of a document are `# expect: CODE | FRAGMENT | LINE` (LINE may be empty; FRAGMENT is
+looked for in the message and the fix; several lines for several problems). A case that needs more files is a
+folder whose `main.yaml` is checked. Where a file can't begin with a comment, its expectations stand in
+`NAME.expect`.
 """
 
 from dataclasses import dataclass

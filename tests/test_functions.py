@@ -29,7 +29,7 @@ def test_parameters_required_and_nullable_are_read_from_the_signature(tmp_path):
         tmp_path,
         "r.py",
         "from __future__ import annotations\n"
-        "def f(a: str, b: int | None, c, d: float = 1.0, e: str = None, *rest, k: 'list[str]', **more): ...\n",
+        "def f(a: str, b: int | None, c, d: float = 1.0, e: str = None, *x, k: 'list[str]', **more): ...\n",
     )
     found = inspect(tmp_path, "r.py:f")["r.py:f"]
     assert isinstance(found, FunctionIR)
