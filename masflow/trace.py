@@ -8,10 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 Outcome = Literal[
-    "ok", "malformed", "truncated", "prompt_too_long", "tool_error", "timeout", "limit", "cancelled", "paused", "engine_error"
+    "ok",
+    "malformed",
+    "truncated",
+    "prompt_too_long",
+    "tool_error",
+    "timeout",
+    "limit",
+    "cancelled",
+    "paused",
+    "engine_error",
 ]
 OUTCOMES: tuple[str, ...] = Outcome.__args__  # type: ignore[attr-defined]
 
@@ -49,9 +59,13 @@ Path = tuple[Step, ...]
 """Sub-workflow calls from the outside in, the turn's own segment last."""
 
 
+_compact = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
+@lru_cache(maxsize=65536)
 def path_json(path: Path) -> str:
     """Canonical JSON `[[call, node, visit, item, model_call, attempt], …]`."""
-    return json.dumps([list(step) for step in path], separators=(",", ":"), ensure_ascii=True)
+    return _compact(path)
 
 
 def path_from_json(text: str) -> Path:
@@ -87,7 +101,7 @@ class EpisodeKey:
 
 
 def _hash63(parts: list[Any]) -> int:
-    text = json.dumps(parts, separators=(",", ":"), default=str)
+    text = _compact(parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
