@@ -147,9 +147,9 @@ def _fan_out_problems(fan_out: FanOut, graph: Graph, regions: Regions) -> Iterat
                     fix = f"let the branches meet first, and loop from there back to '{fan_out.fork}'"
                     yield Problem.at(arrow.where, "edge-out-of-region", message, fix)
                     return
-    shared = [n.name for n in graph.nodes if sum(n.name in b for b in fan_out.branches) > 1]
-    if not shared:
+    if sum(map(len, fan_out.branches)) == len(fan_out.nodes):
         return
+    shared = [n.name for n in graph.nodes if sum(n.name in b for b in fan_out.branches) > 1]
     meet = _first(shared, regions)
     inside = fan_out.nodes - set(regions.between(meet, fan_out.join))
     for name in sorted(inside & {n.name for n in graph.nodes}):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from io import StringIO
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
@@ -74,8 +75,8 @@ def _put(data: dict[str, Any], spec: type[BaseModel] | None, keys: list[str], va
         _put_item(items, int(rest[0]), rest[1:], value, whole)
         data[key] = items
         return
-    if inner is not None and not isinstance(inner, (dict, BaseModel)):
-        message = f"'{key}' is {inner!r}, which has no key '{rest[0]}'"
+    if (inner is not None and not isinstance(inner, (dict, BaseModel))) or not _has_keys(spec, key):
+        message = f"'{key}' is one value, which has no key '{rest[0]}'"
         raise SpecError(Problem.at(Where(FLAG, 0, whole), "bad-override", message, f"set '{key}' itself"))
     below = _spec_of(spec, key, inner)
     data[key] = (
@@ -103,15 +104,29 @@ def _spec_of(spec: type[BaseModel] | None, key: str, inner: Any) -> type[BaseMod
     """The closed spec that the value of a key has, if it has one whatever the value is."""
     if isinstance(inner, BaseModel):
         return type(inner)
+    found = [a for a in _arms_of(spec, key) if isinstance(a, type) and issubclass(a, BaseModel)]
+    return found[0] if len(found) == 1 and not isinstance(inner, dict) else None
+
+
+def _has_keys(spec: type[BaseModel] | None, key: str) -> bool:
+    arms = _arms_of(spec, key)
+    plain = (str, int, float, bool, type(None))
+    return not arms or any(get_origin(a) is not Literal and a not in plain for a in arms)
+
+
+def _arms_of(spec: type[BaseModel] | None, key: str) -> list[Any]:
     if spec is None or key not in spec.model_fields:
-        return None
-    annotation = spec.model_fields[key].annotation
-    found = [
-        a
-        for a in (annotation, *getattr(annotation, "__args__", ()))
-        if isinstance(a, type) and issubclass(a, BaseModel)
-    ]
-    return found[0] if len(found) == 1 else None
+        return []
+    return _arms(spec.model_fields[key].annotation)
+
+
+def _arms(annotation: Any) -> list[Any]:
+    """The alternatives of a type."""
+    if get_origin(annotation) is Annotated:
+        return _arms(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [arm for one in get_args(annotation) for arm in _arms(one)]
+    return [annotation]
 
 
 def _blamed(problem: Problem, overrides: Mapping[str, str]) -> Problem:

@@ -212,23 +212,28 @@ class _Must:
         self.ways_in: dict[str, list[str]] = {name: list(p) for name, p in regions.predecessors.items()}
         self.at: dict[str, list[FanOut]] = {}
         for fan_out in regions.fan_outs:
-            if self._closed(fan_out):
+            if self._structured(fan_out):
                 self.at.setdefault(fan_out.join, []).append(fan_out)
         for found in self.at.values():
             found.sort(key=lambda f: len(f.nodes), reverse=True)  # the outer one first
+        self.alone = {(f.fork, f.arrow): self._entered(f) for found in self.at.values() for f in found}
 
-    def _closed(self, fan_out: FanOut) -> bool:
-        """Nothing enters a branch but its fork, so that arriving means that every branch ran."""
+    def _structured(self, fan_out: FanOut) -> bool:
         disjoint = sum(map(len, fan_out.branches)) == len(fan_out.nodes)
+        return disjoint and fan_out.fork not in fan_out.nodes
+
+    def _entered(self, fan_out: FanOut) -> tuple[bool, ...]:
+        """Of each branch, whether something but this fan-out leads into it, so that it may run alone."""
         ways = self.regions.successors[fan_out.fork]
-        once = all(ways.count(target) == 1 for target in fan_out.targets)
-        entered = any(
-            way not in names and not (way == fan_out.fork and name == target)
+        return tuple(
+            ways.count(target) > 1
+            or any(
+                way not in names and not (way == fan_out.fork and name == target)
+                for name in names
+                for way in self.regions.predecessors[name]
+            )
             for target, names in zip(fan_out.targets, fan_out.branches, strict=True)
-            for name in names
-            for way in self.regions.predecessors[name]
         )
-        return disjoint and once and not entered and fan_out.fork not in fan_out.nodes
 
     def solve(self) -> dict[str, int]:
         order = list(nx.dfs_postorder_nodes(self.regions.digraph, START))[::-1]
@@ -266,6 +271,8 @@ class _Must:
                 together |= part
                 every &= part
             bits &= together if self.joins.get(join, "all") == "all" else every
+            for part, alone in zip(parts, self.alone[outer.fork, outer.arrow], strict=True):
+                bits &= part if alone else self.everything
         for way in rest:
             bits &= self._after(way)
         return bits

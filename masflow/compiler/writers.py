@@ -61,12 +61,15 @@ def _concurrent_problems(
                 one,
                 f"the items of '{one.node.name}'" if one.node.foreach else f"the copies at '{one.node.name}'",
             )
+    merged = entry.merge != "replace"
+    if merged and all(w.how == "write" for w in writers):
+        return
     branched = [w for w in writers if regions.enclosing(w.node.name)]
     for i, one in enumerate(branched):
         for other in branched[i + 1 :]:
-            if regions.concurrent(one.node.name, other.node.name) and (
-                "set" in (one.how, other.how) or entry.merge == "replace"
-            ):
+            if merged and "set" not in (one.how, other.how):
+                continue
+            if regions.concurrent(one.node.name, other.node.name):
                 yield _clash(entry, one, other, f"'{one.node.name}' and '{other.node.name}'")
                 return
 
