@@ -26,6 +26,8 @@ class _Stop(BaseException):
 
 
 class _Job:
+    """One call. As a context it hands whatever is raised over to the caller, whose `boundary` types it."""
+
     def __init__(self, function: Callable[..., Any], kwargs: dict[str, Any]):
         self.function, self.kwargs = function, kwargs
         self.done = threading.Event()
@@ -33,12 +35,16 @@ class _Job:
         self.error: BaseException | None = None
 
     def run(self, runner: asyncio.Runner) -> None:
-        try:
+        with self:
             value = self.function(**self.kwargs)
             self.value = runner.run(_awaited(value)) if inspect.isawaitable(value) else value
-        except BaseException as error:  # handed over to the caller, who raises it
-            self.error = error
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.error = error
         self.done.set()
+        return True
 
 
 async def _awaited(value: Any) -> Any:

@@ -25,10 +25,11 @@ LAYERS = [
     "runtime",
     "cli",
 ]
-FOUNDATION = {"errors", "trace", "spec", "project", "functions", "library"}
+FOUNDATION = {"errors", "trace", "spec", "project", "functions", "library", "timelimit"}
 ALLOWED = {
     "errors": set(),
     "trace": {"errors"},
+    "timelimit": set(),
     "spec": {"errors"},
     "project": {"errors", "spec", "library"},
     "library": {"errors", "spec"},

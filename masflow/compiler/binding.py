@@ -11,8 +11,8 @@ from pathlib import Path
 
 from masflow.compiler.graph import FunctionIR, Graph, RewardIR, ToolIR
 from masflow.errors import Problem, Where
+from masflow.spec.tools import BUILTINS
 from masflow.spec.types import ANY
-from masflow.tools.builtins import BUILTINS
 
 __all__ = ["bind_functions"]
 

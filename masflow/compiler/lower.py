@@ -22,7 +22,7 @@ from masflow.compiler.routing import lower_rewards
 from masflow.errors import Problem, SpecError, closest, unknown
 from masflow.project import Loaded, load
 from masflow.spec import workflow as ws
-from masflow.tools.builtins import BUILTINS, settings_problems
+from masflow.spec.tools import BUILTINS, settings_problems
 from masflow.trace import DEFAULT_POLICY
 
 __all__ = ["MERGE_RULES", "Lowering", "doc_of"]

@@ -12,8 +12,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from masflow.errors import EpisodeError, boundary
+from masflow.spec.tools import BUILTINS, settings_problems
 from masflow.timelimit import OutOfTime, call_limited
-from masflow.tools.builtins import BUILTINS, settings_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable

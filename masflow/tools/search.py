@@ -17,7 +17,7 @@ import bm25s
 import numpy as np
 
 from masflow.errors import Problem, SpecError, Where
-from masflow.tools.builtins import Bm25Settings
+from masflow.spec.tools import Bm25Settings
 
 __all__ = ["Index", "make", "read_corpus", "terms"]
 
