@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from masflow.compiler import dump_plan
 from masflow.compiler.plan import Plan, PolicyIR
@@ -256,6 +257,7 @@ def seed_globals(seed: int, step: int | str) -> None:
     """Make the global generators, which users' functions may use, depend on the step alone."""
     random.seed(stable_seed("globals", seed, step))
     np.random.seed(stable_seed("numpy", seed, step) % 2**32)
+    torch.manual_seed(stable_seed("torch", seed, step))
 
 
 def best_step(plan: Plan, state: RunState) -> int | None:

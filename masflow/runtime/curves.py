@@ -64,9 +64,7 @@ def _held_out(axis: Axes, records: Sequence[Record]) -> None:
     )
     sampled = [(r["step"], r["sampled"]["mean"]) for r in records if "sampled" in r]
     _line(axis, sampled, f"team {name}, sampled", color="grey", marker="o", linestyle="--")
-    others = [
-        (role, metric) for role, found in records[-1]["roles"].items() for metric in own_metrics(found, name)
-    ]
+    others = [(role, metric) for role, found in records[-1]["roles"].items() for metric in own_metrics(found)]
     for (role, metric), colour in zip(others, COLOURS, strict=False):
         points = [(r["step"], r["roles"].get(role, {}).get(metric)) for r in records]
         _line(axis, points, f"{role} {metric}", color=colour, marker=".")
@@ -75,9 +73,9 @@ def _held_out(axis: Axes, records: Sequence[Record]) -> None:
 RATES = ("turns", "reward", "malformed_frac", "truncated_frac", "reply_tokens")
 
 
-def own_metrics(role: dict[str, Any], team: str) -> list[str]:
-    """Names of a role's own correctness: rewards paid to its turns, apart from the team's."""
-    return [name for name in role if name not in RATES and name != team]
+def own_metrics(role: dict[str, Any]) -> list[str]:
+    """Names of a role's own correctness: rewards paid to its turns alone."""
+    return [name for name in role if name not in RATES]
 
 
 def _by_role(

@@ -139,13 +139,17 @@ def summarise(plan: Plan, scored: Sequence[Scored]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "metrics": metrics,
         "outcomes": dict(sorted(Counter(one.trajectory.outcome for one in scored).items())),
-        "roles": roles(scored),
+        "roles": roles(plan, scored),
     }
     return {**result, "unscored": unscored} if unscored else result
 
 
-def roles(scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """Per role: turns, mean of each reward paid to them, mean total, malformed and truncated rate, tokens."""
+def roles(plan: Plan, scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+    """Per role: turns, mean total, malformed and truncated rate, tokens, the mean of each reward of its own.
+
+    The team's rewards (level trajectory) are left out: they say nothing about one role.
+    """
+    shared = {reward.name for reward in plan.graph.rewards if reward.level == "trajectory" and not reward.pay}
     found: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for one in scored:
         for turn in one.trajectory.turns:
@@ -155,7 +159,8 @@ def roles(scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
             mine["truncated_frac"].append(float(turn.outcome == "truncated"))
             mine["reply_tokens"].append(float(turn.reply_tokens))
             for name, value in one.components.get(turn.id, {}).items():
-                mine[name].append(value)
+                if name not in shared:
+                    mine[name].append(value)
     return {
         role: {"turns": len(columns["reward"]), **{name: mean(values) for name, values in columns.items()}}
         for role, columns in sorted(found.items())

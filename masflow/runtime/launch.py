@@ -109,7 +109,12 @@ def finished(plan: Plan, place: Path, only_warm_start: bool) -> dict[str, Any] |
     if state is None or state.digest != plan.digest or not state.warmed or state.step < steps:
         return None
     after = state.evals.get(str(state.step)) if steps else None
-    return {"steps": state.step, "eval_before": state.evals.get("0"), "eval_after": after, "out": str(place)}
+    return {
+        "steps": state.step,
+        "eval_before": state.evals.get("0"),
+        "eval_after": after,
+        "out": str(place.resolve()),
+    }
 
 
 def tell(result: dict[str, Any], experiment: Path, as_json: bool) -> None:

@@ -133,7 +133,7 @@ def step_table(facts: dict[str, Any]) -> Table:
     from masflow.runtime.curves import own_metrics
 
     for role, found in facts["roles"].items():
-        own = "  ".join(f"{name} {number(found[name])}" for name in own_metrics(found, ""))
+        own = "  ".join(f"{name} {number(found[name])}" for name in own_metrics(found))
         rates = (number(found.get(key)) for key in ("reward", "truncated_frac", "malformed_frac"))
         table.add_row(role, *rates, number(found.get("reply_tokens"), 1), own)
     return table

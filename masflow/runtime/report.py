@@ -44,7 +44,7 @@ def eval_text(found: dict[str, Any]) -> str:
     columns = ["role", "turns", "reward", "malformed_frac", "truncated_frac", "own"]
     rows = [columns]
     for role, own in found["roles"].items():
-        mine = "  ".join(f"{key} {number(own[key])}" for key in own_metrics(own, name))
+        mine = "  ".join(f"{key} {number(own[key])}" for key in own_metrics(own))
         rows.append([role, *(number(own.get(key)) for key in columns[1:-1]), mine or "-"])
     lines += [
         "",
@@ -85,7 +85,7 @@ def scores(result: dict[str, Any]) -> list[str]:
     if "sampled" in one:
         rows.append([f"team {name}, sampled", *(sampled_text(e) for e in (before, after))])
     for role, found in one["roles"].items():
-        for metric in own_metrics(found, name):
+        for metric in own_metrics(found):
             values = (e.get("roles", {}).get(role, {}).get(metric) for e in (before, after))
             rows.append(cells(f"{role} {metric}", *values))
     shown = {key for found in one["roles"].values() for key in found} | set(RATES)

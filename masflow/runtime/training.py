@@ -156,7 +156,7 @@ def step_record(work: Work) -> dict[str, Any]:
         "rewards": {name: mean(one.metrics.get(name) for one in work.scored) for name in names},
         "unscored": sum(bool(one.failures) for one in work.scored),
         "outcomes": dict(sorted(Counter(one.outcome for one in work.trajectories).items())),
-        "roles": roles(work.scored),
+        "roles": roles(work.plan, work.scored),
         "batch": dict(work.batch.stats),
         "policies": work.policies,
         "tokens": tokens,

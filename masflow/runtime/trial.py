@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,35 +29,25 @@ from masflow.tools import ToolBox
 from masflow.trace import EpisodeKey, Scored
 
 
-class Loaded:
-    """A plan's team with the weights of a checkpoint, or as its bases are; a context manager.
+@contextmanager
+def loaded(plan: Plan, reference: str | None) -> Iterator[Team]:
+    """A plan's team with the weights of a checkpoint, or as its bases are.
 
     The run that holds the checkpoint is only read: what an engine writes goes to a temporary folder.
     """
-
-    def __init__(self, plan: Plan, reference: str | None):
-        self.reference = reference
-        models = tuple(_without_init(model) if reference else model for model in plan.models)
-        self.plan = replace(plan, models=models)
-        self._folder = tempfile.TemporaryDirectory(prefix="masflow-")
-
-    def __enter__(self) -> Team:
-        folder = Path(self._folder.name)
-        place = None
-        if self.reference is not None:
-            place = checkpoints.find(self.reference, (Path.cwd(), Path(self.plan.root_dir)))
-            base = place.parent.parent / "base"
-            self.plan = with_seed_of(self.plan, place.parent.parent)
-            if base.is_dir():
-                (folder / "base").symlink_to(base.resolve())
-        self.team = Team(self.plan, folder)
+    with tempfile.TemporaryDirectory(prefix="masflow-") as name, ExitStack() as stack:
+        folder, place = Path(name), None
+        if reference is not None:
+            place = checkpoints.find(reference, (Path.cwd(), Path(plan.root_dir)))
+            run = place.parent.parent
+            plan = with_seed_of(replace(plan, models=tuple(map(_without_init, plan.models))), run)
+            if (run / "base").is_dir():
+                (folder / "base").symlink_to((run / "base").resolve())
+        team = Team(plan, folder)
+        stack.callback(team.close)
         if place is not None:
-            checkpoints.restore(place, dict(self.team.groups))
-        return self.team
-
-    def __exit__(self, *error: object) -> None:
-        self.team.close()
-        self._folder.cleanup()
+            checkpoints.restore(place, dict(team.groups))
+        yield team
 
 
 def _without_init(model: ModelIR) -> ModelIR:
@@ -84,12 +76,12 @@ def evaluate_checkpoint(
         raise RunError(
             f"unknown split '{split}'; known: {', '.join(known) or 'none'}", "name one of data's splits"
         )
-    with Loaded(plan, checkpoint) as team:
+    with loaded(plan, checkpoint) as team:
         return evaluation.evaluate(plan, team, ToolBox(plan), split=split, limit=limit, samples=samples)
 
 
 def parse_task(text: str, plan: Plan) -> dict[str, Any]:
-    """A task from the command line; hidden fields may be left out, which leaves rewards that read them unscored.
+    """A task from the command line; hidden fields may be left out, and rewards that read them are unscored.
 
     Raises:
         SpecError: it isn't a JSON object with the task's fields.
@@ -141,7 +133,7 @@ def run_episode(
     else:
         row = parse_task(task, plan) if task is not None else first_task(plan)
         state = player.start(row, EpisodeKey(plan.train.seed, "run", 0, 0, episode_name(row), 0))
-    with Loaded(plan, checkpoint) as team:
+    with loaded(plan, checkpoint) as team:
         while True:
             trajectory = play(player, [state], team.generate)[0]
             if trajectory.outcome != "paused" or not answer_questions(player, state):

@@ -194,7 +194,7 @@ def test_a_checkpoint_of_another_plan_is_refused_with_the_difference(toy: Toy, t
 
 def test_patience_ends_a_run_in_which_no_group_can_be_learned_from(toy: Toy, tmp_path: Path):
     """Row of FIELD_PROBLEMS, Silent failures: "my loss is 0"; a trainable agent yields no samples."""
-    constant = (('use: "echo.py:echoed", otherwise', 'use: "flat.py:flat", otherwise'),)
+    constant = (('use: "echo.py:echoed", otherwise: 0', 'use: "flat.py:flat", otherwise: 1'),)
     experiment = toy(("steps: 4, tasks", "steps: 9, patience: 3, tasks"), workflow=constant)
     (experiment.parent / "flat.py").write_text("def flat(said: str, answer: str) -> float:\n    return 1.0\n")
     with pytest.raises(
