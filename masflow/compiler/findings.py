@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from masflow.compiler.guards import Facts, Path
+from masflow.compiler.guards import At, Facts, Path
 from masflow.compiler.inference import UNKNOWN
 from masflow.spec.types import Type
 
@@ -87,7 +87,13 @@ def article(type_: Type) -> str:
 
 
 def dotted(path: Path) -> str:
-    return "".join(f"[{p}]" if isinstance(p, int) else (f".{p}" if i else p) for i, p in enumerate(path))
+    return "".join(_step(key, i == 0) for i, key in enumerate(path))
+
+
+def _step(key: str | int | At, is_first: bool) -> str:
+    if isinstance(key, str):
+        return key if is_first else f".{key}"
+    return f"[{key}]" if isinstance(key, int) else f"[{dotted(key.path)}]"
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from jinja2 import nodes
 
-Path = tuple[str | int, ...]
+
+@dataclass(frozen=True)
+class At:
+    """A key that is a path itself, as in `answers[index]`."""
+
+    path: tuple[Any, ...]
+
+
+Path = tuple[str | int | At, ...]
 """A name with its fields: ("search", "query")."""
 Facts = frozenset[Path]
 """Paths that are not null."""
@@ -15,14 +26,12 @@ _NULL_TESTS = ("none", "null", "undefined")
 
 def path_of(node: nodes.Node) -> Path | None:
     """The path that an expression is; None when it is anything else."""
-    keys: list[str | int] = []
+    keys: list[str | int | At] = []
     while True:
         if isinstance(node, nodes.Getattr):
             keys.append(node.attr)
-        elif (
-            isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and _is_key(node.arg.value)
-        ):
-            keys.append(node.arg.value)
+        elif isinstance(node, nodes.Getitem) and (key := _key(node.arg)) is not None:
+            keys.append(key)
         elif isinstance(node, nodes.Name):
             return (node.name, *reversed(keys))
         else:
@@ -30,8 +39,17 @@ def path_of(node: nodes.Node) -> Path | None:
         node = node.node
 
 
-def _is_key(value: object) -> bool:
-    return isinstance(value, (str, int)) and not isinstance(value, bool)
+def _key(node: nodes.Node) -> str | int | At | None:
+    if isinstance(node, nodes.Const):
+        return node.value if isinstance(node.value, (str, int)) and not isinstance(node.value, bool) else None
+    if (
+        isinstance(node, nodes.Neg)
+        and isinstance(node.node, nodes.Const)
+        and isinstance(node.node.value, int)
+    ):
+        return -node.node.value
+    path = path_of(node)
+    return None if path is None else At(path)
 
 
 def guards(node: nodes.Node) -> tuple[Facts, Facts]:

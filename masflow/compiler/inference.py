@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from masflow.compiler.guards import At
 from masflow.spec.types import Type
 
 UNKNOWN = Type("any")
@@ -95,10 +96,12 @@ def type_of(value: Any) -> Type:
     return UNKNOWN
 
 
-def field_of(type_: Type, key: str | int) -> Type | None:
+def field_of(type_: Type, key: str | int | At) -> Type | None:
     """Type of `x.key`, for an x that isn't null; None when it has no such field."""
     if type_.kind in ("any", "null"):
         return UNKNOWN
+    if isinstance(key, At):
+        return type_.item or UNKNOWN if type_.kind == "list" else UNKNOWN
     if type_.kind == "record":
         return type_.field(key) if isinstance(key, str) else None
     if type_.kind == "list":

@@ -15,7 +15,7 @@ from jinja2 import nodes
 from masflow.compiler import inference as types
 from masflow.compiler.filters import FUNCTIONS
 from masflow.compiler.findings import Env, Finding, Found, Issue, Reference, Scope, article, dotted
-from masflow.compiler.guards import Path, canonical, guards, path_of
+from masflow.compiler.guards import At, Path, canonical, guards, path_of
 from masflow.compiler.inference import UNKNOWN, field_of, join, list_of, non_null, nullable
 from masflow.compiler.templates import DICT_METHODS, GLOBALS, STR_METHODS
 from masflow.errors import closest
@@ -146,6 +146,9 @@ class ExpressionWalker:
     def _path(self, node: nodes.Node, path: Path, env: Env, lenient: bool = False) -> tuple[Type, str]:
         """Type of a name with its fields, and why it may be null."""
         root = str(path[0])
+        for key in path[1:]:
+            if isinstance(key, At):
+                self._path(node, key.path, env)
         if root in env.local:
             found, here, note, at = None, env.local[root], "", 1
         else:
