@@ -11,13 +11,13 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from masflow.compiler.expressions import TemplateProblem, condition, evaluate, render, value
 from masflow.compiler.graph import START, Graph, Node
 from masflow.compiler.plan import Plan
 from masflow.errors import EpisodeError
-from masflow.models.engine import Request
+from masflow.models.engine import Request, SamplingParams
 from masflow.runtime.board import Board, Clock
 from masflow.trace import Message, Moment, Path, Step, Turn
 
@@ -41,6 +41,8 @@ class GraphInfo:
         self.tools = {tool.name: tool for tool in graph.tools}
         self.fields = {f.name: f for f in graph.state}
         self.hidden = frozenset(f.name for f in graph.task if f.hidden)
+        self.sampling: dict[str, SamplingParams] = {}
+        """By role, filled as roles speak."""
         self.recorded = recorded_nodes(graph)
         roles = {
             name
@@ -64,6 +66,15 @@ def recorded_nodes(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
+class Slot(NamedTuple):
+    """The place of one model call: where its reply is put, and which turn it makes."""
+
+    path: Path
+    text: str
+    epoch: int
+    turn_id: str
+
+
 @dataclass
 class Item:
     """One execution of a node: the only one of a plain visit, or one of a `foreach` or of copies."""
@@ -84,6 +95,8 @@ class Item:
     raw: str | None = None
     stop: Stop | None = None
     path: Path = ()
+    slot: Slot | None = None
+    """Of the model call that is waited for."""
     waits_for: ToolCall | None = None
     """A tool call whose result is to come."""
     choices: list[Any] | None = None

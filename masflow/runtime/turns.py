@@ -13,10 +13,10 @@ from masflow.models.engine import Reply, Request, SamplingParams
 from masflow.runtime import react
 from masflow.runtime.board import Conversation, Write
 from masflow.runtime.effects import run_tool
-from masflow.runtime.live import Item, Live, Play, Templates, Visit
+from masflow.runtime.live import Item, Live, Play, Slot, Templates, Visit
 from masflow.runtime.replies import Parsed, parse_reply
 from masflow.spec.replies import Retry
-from masflow.trace import Message, Path, Turn, path_json
+from masflow.trace import Message, Turn, path_json
 
 
 def run_role(
@@ -36,13 +36,13 @@ def run_role(
             if not _use_tool(live, play, visit, item, role):
                 return
             continue
-        path = play.path(visit.node.name, visit.number, item)
-        text = path_json(path)
-        reply = live.state.replies.get(text)
+        slot = item.slot = item.slot or _slot(live, play, visit, item)
+        reply = live.state.replies.get(slot.text)
         if reply is None:
-            _ask(live, play, visit, item, role, path, text)
+            _ask(live, play, visit, item, role, slot)
             return
-        turn, parsed, call = _turn(live, play, visit, item, role, path, text, reply)
+        turn, parsed, call = _turn(live, play, visit, item, role, slot, reply)
+        item.slot = None
         _follow(live, play, visit, item, role, turn, parsed, call)
 
 
@@ -104,7 +104,14 @@ def _thread_name(node: Node, role: RoleIR, item: Item) -> str:
     return f"{whose} {item.member}{of_item}"
 
 
-def _ask(live: Live, play: Play, visit: Visit, item: Item, role: RoleIR, path: Path, text: str) -> None:
+def _slot(live: Live, play: Play, visit: Visit, item: Item) -> Slot:
+    path = play.path(visit.node.name, visit.number, item)
+    text = path_json(path)
+    epoch = live.epoch(item.board.clock, text)
+    return Slot(path, text, epoch, live.state.keys[epoch].turn_id(path))
+
+
+def _ask(live: Live, play: Play, visit: Visit, item: Item, role: RoleIR, slot: Slot) -> None:
     board, limits = item.board, play.info.graph.limits
     if board.turns >= limits.turns:
         raise EpisodeError(
@@ -114,21 +121,18 @@ def _ask(live: Live, play: Play, visit: Visit, item: Item, role: RoleIR, path: P
         raise EpisodeError(
             "limit", f"node {play.qualified(visit.node.name)}: the {play.token_limit} tokens are used up"
         )
-    epoch = live.epoch(board.clock, text)
-    key = live.state.keys[epoch]
-    turn_id = key.turn_id(path)
-    if turn_id in live.state.pending:
+    if slot.turn_id in live.state.pending:
         return
-    live.state.pending[turn_id] = text
+    live.state.pending[slot.turn_id] = slot.text
     member = play.qualified(item.member)
     parameters = _parameters(play, role, item)
     live.new.append(
         Request(
-            turn_id=turn_id,
+            turn_id=slot.turn_id,
             policy=policy_of(live.plan, member),
             messages=item.messages or (),
-            sampling=sampling(live.plan, role, live.mode),
-            seed=key.seed(path),
+            sampling=_sampling(live, play, role),
+            seed=live.state.keys[slot.epoch].seed(slot.path),
             parent=item.parent,
             tools=react.schemas(parameters, play.info.tools) if parameters else (),
             node=play.qualified(visit.node.name),
@@ -163,6 +167,13 @@ def sampling(plan: Plan, role: RoleIR, mode: str) -> SamplingParams:
     )
 
 
+def _sampling(live: Live, play: Play, role: RoleIR) -> SamplingParams:
+    known = play.info.sampling
+    if role.name not in known:
+        known[role.name] = sampling(live.plan, role, live.mode)
+    return known[role.name]
+
+
 def _parameters(play: Play, role: RoleIR, item: Item) -> dict[str, Any]:
     """Tools offered at this call; none at the last permitted one."""
     if not role.tools and role.handoff is None:
@@ -171,26 +182,25 @@ def _parameters(play: Play, role: RoleIR, item: Item) -> dict[str, Any]:
 
 
 def _turn(
-    live: Live, play: Play, visit: Visit, item: Item, role: RoleIR, path: Path, text: str, reply: Reply
+    live: Live, play: Play, visit: Visit, item: Item, role: RoleIR, slot: Slot, reply: Reply
 ) -> tuple[Turn, Parsed, react.ToolCall | None]:
     """Make the turn of a reply and move the item's place in time behind it."""
     board, node = item.board, play.qualified(visit.node.name)
-    epoch = live.epoch(board.clock, text)
-    turn_id = live.state.keys[epoch].turn_id(path)
-    live.paths[text] = turn_id
-    live.depends[turn_id] = board.clock.last + board.clock.hidden
+    live.paths[slot.text] = slot.turn_id
+    live.depends[slot.turn_id] = board.clock.last + board.clock.hidden
     if reply.finish == "prompt_too_long":
         raise EpisodeError(
             "prompt_too_long", f"node {node}: {reply.detail or 'the prompt does not fit the window'}"
         )
     if reply.finish == "error":
         raise EpisodeError("engine_error", f"node {node}: {reply.detail or 'the engine failed'}")
-    parsed, call = _read(play, role, item, reply, sampling(live.plan, role, live.mode))
+    how = _sampling(live, play, role)
+    parsed, call = _read(play, role, item, reply, how)
     outcome = "truncated" if reply.finish == "length" else "ok" if parsed.ok else "malformed"
     member = play.qualified(item.member)
     turn = Turn(
-        id=turn_id,
-        path=path,
+        id=slot.turn_id,
+        path=slot.path,
         node=node,
         role=play.qualified(role.name),
         member=member,
@@ -204,20 +214,20 @@ def _turn(
         last=call is None,
         detail=parsed.reason,
         parent=item.parent,
-        temperature=sampling(live.plan, role, live.mode).temperature,
+        temperature=how.temperature,
         prompt_tokens=reply.prompt_tokens,
         reply_tokens=reply.reply_tokens,
         logprob=reply.logprob,
         version=reply.version,
-        demonstrated=live.demonstrated(text),
+        demonstrated=live.demonstrated(slot.text),
     )
     live.turns[turn.id] = turn
     live.predecessors[turn.id] = board.clock.last
     board.turns += 1
     board.tokens += reply.prompt_tokens + reply.reply_tokens
     board.made = (*board.made, turn.id)
-    board.clock = board.clock.after(turn.id, epoch)
-    item.path, item.raw = path, reply.text
+    board.clock = board.clock.after(turn.id, slot.epoch)
+    item.path, item.raw = slot.path, reply.text
     return turn, parsed, call
 
 
