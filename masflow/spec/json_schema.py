@@ -1,0 +1,139 @@
+"""JSON Schemas of the documents, shorthands included, for editors that complete and check YAML."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from pydantic import BaseModel
+
+from masflow.spec.experiment import Experiment
+from masflow.spec.mapping import Mapping
+from masflow.spec.runtime import Runtime
+from masflow.spec.workflow import Workflow
+
+KINDS: dict[str, type[BaseModel]] = {
+    "workflow": Workflow,
+    "experiment": Experiment,
+    "mapping": Mapping,
+    "runtime": Runtime,
+}
+SCALAR_TYPE = {"type": "string", "pattern": r"^(str|int|float|bool|any)\??$"}
+TYPE = {
+    "description": "str, int, float, bool, any, [TYPE], [word, word] or {name: TYPE}; `str?` may be null.",
+    "anyOf": [
+        SCALAR_TYPE,
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": ["string", "number", "boolean", "array", "object"]},
+        },
+        {
+            "type": "object",
+            "minProperties": 1,
+            "additionalProperties": {"type": ["string", "array", "object"]},
+        },
+    ],
+}
+NODES = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+EDGE = {
+    "anyOf": [
+        {"type": "string", "pattern": "->", "description": "a -> b & c when EXPR"},
+        {
+            "type": "object",
+            "properties": {"from": NODES, "to": NODES, "when": {"type": ["string", "boolean"]}},
+            "required": ["from", "to"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {
+                "from": NODES,
+                "switch": {"type": "string"},
+                "to": {"type": "object", "additionalProperties": NODES, "minProperties": 1},
+            },
+            "required": ["from", "switch", "to"],
+            "additionalProperties": False,
+        },
+    ]
+}
+EXPRESSIONS = ("when", "foreach", "speaker", "key")
+
+
+def document_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of one kind of document, as YAML writes it.
+
+    Args:
+        kind: `workflow`, `experiment`, `mapping` or `runtime`.
+    Raises:
+        KeyError: another kind.
+    """
+    schema = KINDS[kind].model_json_schema()
+    defs = schema.setdefault("$defs", {})
+    if kind == "workflow" and "$ref" in schema:
+        schema = {"$defs": defs, **{k: v for k, v in schema.items() if k != "$defs"}}
+    for name, body in list(defs.items()):
+        _write_as_yaml(name, body)
+        defs[name] = _with_shorthand(name, body)
+    _write_as_yaml(KINDS[kind].__name__, schema)
+    defs.pop("Edge", None)
+    defs.pop("Type", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _write_as_yaml(name: str, body: dict[str, Any]) -> None:
+    """Change the fields that a document writes in another form than the spec holds."""
+    fields = body.get("properties", {})
+    for key in EXPRESSIONS:
+        if key in fields:
+            fields[key] = {
+                "description": fields[key].get("description", ""),
+                "type": ["string", "boolean", "null"],
+            }
+    if "edges" in fields:
+        fields["edges"] = {"type": "array", "items": deepcopy(EDGE)}
+    if "type" in fields and name in ("TaskField", "StateField"):
+        fields["type"] = deepcopy(TYPE)
+    if "parameters" in fields:
+        fields["parameters"] = {"type": "object", "additionalProperties": deepcopy(TYPE)}
+    if "reply" in fields:
+        fields["reply"] = {"anyOf": [{"enum": ["text", "code"]}, fields["reply"]]}
+        fields["reply"]["anyOf"][1].pop("default", None)
+    if "passes" in fields:
+        entry = {"type": "object", "minProperties": 1, "maxProperties": 1}
+        fields["passes"] = {"type": "array", "items": {"anyOf": [{"type": "string"}, entry]}}
+    for key in ("stop", "after", "roles", "nodes", "to"):
+        if name in ("Sampling", "Measure", "Reward") and key in fields:
+            fields[key] = {**deepcopy(NODES), "description": fields[key].get("description", "")}
+    if name == "SetNode":
+        body["anyOf"] = [{"required": ["set"]}, {"required": ["write"]}]
+    if name.endswith("Reply"):
+        _reply(name, body, fields)
+
+
+def _reply(name: str, body: dict[str, Any], fields: dict[str, Any]) -> None:
+    fields.pop("format", None)
+    word = name.removesuffix("Reply").lower()
+    types = {"type": "object", "additionalProperties": deepcopy(TYPE), "minProperties": 1}
+    if word == "json":
+        fields.pop("fields", None)
+        fields.pop("json_schema", None)
+        fields["json"] = {"description": "Fields and their types, or a JSON Schema.", "type": "object"}
+    elif word == "tags":
+        fields["tags"] = types
+    elif word == "text":
+        fields["text"] = {"type": "null"}
+    elif word == "choice":
+        words = {"type": "array", "minItems": 1, "items": {"type": ["string", "number", "boolean"]}}
+        fields["choice"] = {"anyOf": [words, {"type": "string", "pattern": r"\{\{"}]}
+    elif word == "code":
+        fields["code"] = {"type": ["string", "null"]}
+    body["required"] = [word]
+
+
+def _with_shorthand(name: str, body: dict[str, Any]) -> dict[str, Any]:
+    if name in ("TaskField", "StateField"):
+        return {"anyOf": [body, deepcopy(TYPE)]}
+    if name == "Algorithm":
+        return {"anyOf": [body, {"type": "string", "enum": body["properties"]["use"]["enum"]}]}
+    return body
