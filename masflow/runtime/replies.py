@@ -240,7 +240,7 @@ def _regex(spec: RegexReply, text: str, choices: object, stop: Sequence[str]) ->
 
 
 def _code(spec: CodeReply, text: str, choices: object, stop: Sequence[str]) -> dict[str, Any]:
-    wanted, lines = _language(spec.code), text.splitlines()
+    wanted, lines = _language(spec.code), text.replace("\r\n", "\n").split("\n")
     start = next((i for i, line in enumerate(lines) if _opens(line, wanted)), None)
     if start is None:
         raise _Malformed(f"no ```{spec.code} block")

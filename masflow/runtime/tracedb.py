@@ -251,7 +251,7 @@ def _trajectory_row(step: int, split: str, one: Scored) -> tuple[Any, ...]:
     effects = [{**asdict(effect), "path": path_json(effect.path)} for effect in t.effects]
     return (
         step, split, t.id, _dump(asdict(key)), key.slot, key.task_id, key.sample, _dump(key.fork),
-        _dump(t.task), t.outcome, t.detail, _dump(t.output), _dump(effects), _dump(one.failures),
+        _dump(t.task), t.outcome, _clean(t.detail), _dump(t.output), _dump(effects), _dump(one.failures),
         _dump(one.metrics), _dump(t.predecessors),
     )  # fmt: skip
 
@@ -261,12 +261,8 @@ def _turn_rows(
 ) -> Iterator[tuple[Any, ...]]:
     for place, turn in enumerate(one.trajectory.turns):
         messages = _dump([[m.role, m.content, m.turn_id] for m in turn.messages])
-        plain = {
-            **turn.__dict__,
-            "path": path_json(turn.path),
-            "messages": messages,
-            "value": _dump(turn.value),
-        }
+        texts = {"text": _clean(turn.text), "detail": _clean(turn.detail), "value": _dump(turn.value)}
+        plain = {**turn.__dict__, **texts, "path": path_json(turn.path), "messages": messages}
         fields = (plain[name] for name in TURN_FIELDS)
         yield (
             step,

@@ -1,6 +1,7 @@
 """Tools, people, hand-overs and outcomes, each in a small workflow on the scripted engine."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -330,7 +331,7 @@ DEMO = """
 """
 
 
-def demonstrate(plan: Plan, turns: list[dict[str, object]]) -> Trajectory:
+def demonstrate(plan: Plan, turns: list[Any]) -> Trajectory:
     return Player(plan).demonstrate(
         {"task": {"n": 4}, "turns": turns}, EpisodeKey(0, "warm_start", 0, 0, "12", 0)
     )
@@ -359,9 +360,7 @@ def test_a_demonstration_is_replayed_with_its_values_or_the_tool_itself(compiled
         ([{"node": "ask", "reply": "x"}, {"node": "twice", "value": 1}], "no turn left"),
     ],
 )
-def test_a_demonstration_that_does_not_fit_is_named(
-    compiled: Compile, turns: list[dict[str, object]], message: str
-):
+def test_a_demonstration_that_does_not_fit_is_named(compiled: Compile, turns: list[Any], message: str):
     with pytest.raises(EpisodeError, match=message) as caught:
         demonstrate(compiled(DEMO, DOUBLE), turns)
     assert "demonstration 12" in str(caught.value)
