@@ -9,8 +9,8 @@ from typing import Any
 
 from masflow.compiler.graph import Graph
 from masflow.compiler.plan import SourceIR
-from masflow.compiler.rows import MAX_REPORTED, _numbered, _problem, field_problem, read_rows
-from masflow.errors import Problem, SpecError, closest
+from masflow.compiler.rows import MAX_REPORTED, checked_rows, data_problem, field_problem
+from masflow.errors import Problem, closest
 
 __all__ = ["demonstration_problems"]
 
@@ -19,20 +19,17 @@ def demonstration_problems(source: SourceIR, graph: Graph) -> list[Problem]:
     """Everything wrong with a file of demonstrations, at most three lines of it named."""
     if not source.is_file:
         return []
-    try:
-        read_rows(source)
-    except SpecError as error:
-        return list(error.problems)
     kinds = {node.name: node.kind for node in graph.nodes}
     found: list[Problem] = []
-    for line, row in _numbered(source.path):
-        wrong = _wrong(row, kinds, graph)
-        if wrong:
-            path, message = wrong
+    for line, row in checked_rows(source):
+        wrong = None if isinstance(row, Problem) else _wrong(row, kinds, graph)
+        if isinstance(row, Problem):
+            found.append(row)
+        elif wrong:
             fix = 'write {"task": {…}, "turns": [{"node": "…", "reply": "…"}, …]}'
-            found.append(_problem(source.path, line, path, "bad-demonstration", message, fix))
-            if len(found) == MAX_REPORTED:
-                break
+            found.append(data_problem(source.path, line, wrong[0], "bad-demonstration", wrong[1], fix))
+        if len(found) == MAX_REPORTED:
+            break
     return found
 
 

@@ -213,7 +213,8 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     yield " -> ".join(f"{stage.name}: {stage.op}" for stage in plan.stages)
     yield (
         f"{algorithm.use}: weight {algorithm.weight}, turn loss {algorithm.turn_loss}, "
-        f"clip -{algorithm.clip_low:g} +{algorithm.clip_high:g}, {algorithm.updates_per_step} updates a step, "
+        f"clip -{algorithm.clip_low:g} +{algorithm.clip_high:g}, "
+        f"updates a step {algorithm.updates_per_step}, "
         f"kl {algorithm.kl.weight:g}, entropy {algorithm.entropy:g}"
     )
     if plan.init:

@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,10 @@ from masflow.spec.types import Type, mismatch
 if TYPE_CHECKING:
     from masflow.compiler.plan import Plan
 
-__all__ = ["Task", "load_tasks", "read_rows", "row_problems", "task_of"]
+__all__ = ["Task", "checked_rows", "data_problem", "load_tasks", "read_rows", "row_problems", "task_of"]
 
 FILE_ENDS = (".jsonl", ".ndjson", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
+TABLE_ENDS = (".csv", ".tsv")
 MAX_REPORTED = 3
 
 
@@ -38,37 +39,42 @@ class Task:
     row: dict[str, Any]
 
 
-def read_rows(source: SourceIR) -> list[dict[str, Any]]:
-    """All rows of one source, as they stand.
+def read_rows(source: SourceIR, fields: Sequence[TaskFieldIR] = ()) -> list[dict[str, Any]]:
+    """All rows of one source, under their columns' names.
 
+    Args:
+        fields: give the cells of CSV tables, which are text, their types.
     Raises:
         SpecError: unreadable, empty, or a line that isn't a JSON object; at most three lines are named.
     """
     if not source.is_file:
         return _hub_rows(source)
-    rows, problems = [], []
-    for line, row in _numbered(source.path):
-        if isinstance(row, Problem):
-            problems.append(row)
-            if len(problems) >= MAX_REPORTED:
-                break
-        elif isinstance(row, dict):
-            rows.append(row)
-        else:
-            message = f"a row is an object with the task's fields, got {type(row).__name__}"
-            problems.append(_problem(source.path, line, "", "bad-row", message, 'write {"question": …}'))
+    rows = [row for _, row in checked_rows(source, fields)]
+    problems = [row for row in rows if isinstance(row, Problem)]
     if problems:
         raise SpecError(problems[:MAX_REPORTED])
-    if not rows:
-        raise SpecError(
-            _problem(
-                source.path, 0, "", "empty-data", "the file holds no rows", "add rows or name another file"
-            )
-        )
-    return rows
+    return [row for row in rows if isinstance(row, dict)]
 
 
-def _problem(path: str, line: int, field: str, code: str, message: str, fix: str) -> Problem:
+def checked_rows(
+    source: SourceIR, fields: Sequence[TaskFieldIR] = ()
+) -> Iterator[tuple[int, dict[str, Any] | Problem]]:
+    """(line from 1, row or what is wrong with it) of a file; a file without rows is one problem."""
+    num_rows, types = 0, {f.source or f.name: f.type for f in fields}
+    for num_rows, (line, row) in enumerate(_numbered(source.path), 1):  # noqa: B007
+        if isinstance(row, Problem):
+            yield line, row
+        elif isinstance(row, dict):
+            yield line, _typed(row, types) if source.path.endswith(TABLE_ENDS) else row
+        else:
+            message = f"a row is an object with the task's fields, got {type(row).__name__}"
+            yield line, data_problem(source.path, line, "", "bad-row", message, 'write {"question": …}')
+    if not num_rows:
+        message = "the file holds no rows"
+        yield 0, data_problem(source.path, 0, "", "empty-data", message, "add rows or name another file")
+
+
+def data_problem(path: str, line: int, field: str, code: str, message: str, fix: str) -> Problem:
     from masflow.project import display_path
 
     return Problem(display_path(Path(path)), line, field, code, message, fix)
@@ -83,9 +89,12 @@ def _numbered(path: str) -> Iterator[tuple[int, Any]]:
         raw = Path(path).read_bytes()
         text = (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        yield 0, _problem(path, 0, "", "unreadable-data", f"can't be read: {error}", "save it as UTF-8 text")
+        yield (
+            0,
+            data_problem(path, 0, "", "unreadable-data", f"can't be read: {error}", "save it as UTF-8 text"),
+        )
         return
-    if path.endswith((".csv", ".tsv")):
+    if path.endswith(TABLE_ENDS):
         table = csv.DictReader(io.StringIO(text), delimiter="\t" if path.endswith(".tsv") else ",")
         yield from ((table.line_num, dict(row)) for row in table)
     elif path.endswith(".json"):
@@ -101,7 +110,7 @@ def _json(path: str, line: int, text: str) -> Any:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        return _problem(path, line, "", "bad-row", f"not JSON: {why}", "write one JSON object a line")
+        return data_problem(path, line, "", "bad-row", f"not JSON: {why}", "write one JSON object a line")
 
 
 def _refuse(constant: str) -> Any:
@@ -115,7 +124,10 @@ def _json_list(path: str, text: str) -> Iterator[tuple[int, Any]]:
     else:
         bad = isinstance(found, Problem)
         message = "a .json data file holds a list of rows"
-        yield 0, found if bad else _problem(path, 0, "", "bad-row", message, "write [{…}, …], or use .jsonl")
+        yield (
+            0,
+            found if bad else data_problem(path, 0, "", "bad-row", message, "write [{…}, …], or use .jsonl"),
+        )
 
 
 def _parquet_rows(path: str) -> list[Any]:
@@ -163,24 +175,20 @@ def field_problem(row: dict[str, Any], fields: Sequence[TaskFieldIR]) -> tuple[s
 
 
 def row_problems(source: SourceIR, fields: Sequence[TaskFieldIR]) -> list[Problem]:
-    """Everything wrong with a file's rows, at most three of them named; a hub id is checked when it is
-    loaded.
-    """
+    """What is wrong with a file's rows, three of them at most; a hub id is checked when it is loaded."""
     if not source.is_file:
         return []
-    try:
-        read_rows(source)
-    except SpecError as error:
-        return list(error.problems)
     found: list[Problem] = []
-    for line, row in _numbered(source.path):
-        wrong = field_problem(row, fields)
-        if wrong:
+    for line, row in checked_rows(source, fields):
+        wrong = None if isinstance(row, Problem) else field_problem(row, fields)
+        if isinstance(row, Problem):
+            found.append(row)
+        elif wrong:
             column, code, message = wrong
             fix = f"correct the row, or the type of '{column}' in the workflow's task"
-            found.append(_problem(source.path, line, column, code, message, fix))
-            if len(found) == MAX_REPORTED:
-                break
+            found.append(data_problem(source.path, line, column, code, message, fix))
+        if len(found) == MAX_REPORTED:
+            break
     return found
 
 
@@ -201,7 +209,7 @@ def load_tasks(plan: Plan, split: str) -> list[Task]:
         problems = row_problems(source, plan.graph.task)
         if problems:
             raise SpecError(problems)
-        rows = [task_of(row, plan.graph.task) for row in read_rows(source)]
+        rows = [task_of(row, plan.graph.task) for row in read_rows(source, plan.graph.task)]
         whole, part = divmod(source.weight, 1)
         for row in [*rows * int(whole), *rows[: round(part * len(rows))]]:
             digest = hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()[:12]
@@ -210,15 +218,21 @@ def load_tasks(plan: Plan, split: str) -> list[Task]:
     return tasks
 
 
-def csv_typed(value: str, type_: Type) -> Any:
-    """A CSV cell as its field's type, where the text says it plainly."""
+def _typed(row: dict[str, Any], types: Mapping[str, Type]) -> dict[str, Any]:
+    return {k: _cell(v, types[k]) if k in types and isinstance(v, str) else v for k, v in row.items()}
+
+
+def _cell(value: str, type_: Type) -> Any:
+    """A table's cell as its field's type, where the text says it plainly; lists and records are JSON."""
     if type_.nullable and value == "":
         return None
-    if type_.kind in ("int", "float"):
-        try:
+    try:
+        if type_.kind in ("int", "float"):
             return int(value) if type_.kind == "int" else float(value)
-        except ValueError:
-            return value
+        if type_.kind in ("list", "record"):
+            return json.loads(value)
+    except ValueError:
+        return value
     if type_.kind == "bool":
         return {"true": True, "false": False}.get(value.lower(), value)
     return value

@@ -1,0 +1,123 @@
+"""Rows: every file format gives the same rows, and a bad one is named by file, line and field."""
+
+import gzip
+import json
+
+import pytest
+
+from masflow.compiler import compile_experiment
+from masflow.compiler.plan import SourceIR
+from masflow.compiler.rows import load_tasks, read_rows
+from masflow.errors import SpecError
+
+WORKFLOW = """
+name: tiny
+task: {question: str, rank: int?, labels: {type: [str], from: answers}}
+roles: {solver: {prompt: "Answer {{ question }}"}}
+nodes: {solve: {role: solver}}
+edges: [start -> solve -> end]
+rewards: [{name: form, use: well_formed, level: turn}]
+"""
+ROWS = [
+    {"question": "what", "rank": 1, "answers": ["a", "b"], "more": 0},
+    {"question": "who", "rank": None, "answers": []},
+]
+
+
+@pytest.fixture
+def plan_of(project):
+    def compiled(data, **files):
+        text = f"workflow: w.yaml\nmapping: {{models: {{p: {{roles: rest}}}}}}\nbase: a/b\ndata: {data}\n"
+        return compile_experiment(project({"tiny.yaml": text, "w.yaml": WORKFLOW, **files}))
+
+    return compiled
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_tasks_have_the_workflows_fields_under_its_names(plan_of):
+    plan = plan_of("{train: rows.jsonl}", **{"rows.jsonl": lines(ROWS)})
+    assert [t.row for t in load_tasks(plan, "train")] == [
+        {"question": "what", "rank": 1, "labels": ["a", "b"]},
+        {"question": "who", "rank": None, "labels": []},
+    ]
+
+
+def test_equal_rows_have_ids_of_their_own_and_ids_do_not_depend_on_order(plan_of):
+    plan = plan_of(
+        "{train: a.jsonl, eval: b.jsonl}", **{"a.jsonl": lines(ROWS * 2), "b.jsonl": lines(ROWS[::-1])}
+    )
+    ids = [t.id for t in load_tasks(plan, "train")]
+    assert len(set(ids)) == 4
+    assert {t.id for t in load_tasks(plan, "eval")} == set(ids[:2])
+
+
+def test_json_lists_and_compressed_lines_give_the_rows_of_plain_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(ROWS))
+    (tmp_path / "b.json").write_text(json.dumps(ROWS))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines(ROWS).encode()))
+    (tmp_path / "d.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(ROWS).replace("\n", "\r\n\n").encode())
+    for path in sorted(tmp_path.iterdir()):
+        assert read_rows(SourceIR(str(path))) == ROWS, path.name
+
+
+def test_parquet_gives_the_rows_of_plain_lines(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"question": "what", "answers": ["a"]}, {"question": "who", "answers": []}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert read_rows(SourceIR(str(tmp_path / "rows.parquet"))) == rows
+
+
+def test_cells_of_a_table_take_the_types_of_their_fields(project):
+    workflow = WORKFLOW.replace("labels: {type: [str], from: answers}", "share: float, done: bool")
+    text = "workflow: w.yaml\nmapping: {models: {p: {roles: rest}}}\nbase: a/b\ndata: {train: rows.csv}\n"
+    table = 'question,rank,share,done\nwhat,3,0.5,true\n"who, then",,1,False\n'
+    plan = compile_experiment(project({"tiny.yaml": text, "w.yaml": workflow, "rows.csv": table}))
+    assert [t.row for t in load_tasks(plan, "train")] == [
+        {"question": "what", "rank": 3, "share": 0.5, "done": True},
+        {"question": "who, then", "rank": None, "share": 1.0, "done": False},
+    ]
+
+
+def test_a_source_of_weight_two_stands_twice_and_one_of_a_half_by_half(plan_of):
+    data = "{train: [{path: a.jsonl, weight: 2}, {path: b.jsonl, weight: 0.5}]}"
+    plan = plan_of(data, **{"a.jsonl": lines(ROWS[:1]), "b.jsonl": lines(ROWS)})
+    assert [t.row["question"] for t in load_tasks(plan, "train")] == ["what", "what", "what"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line", "field"),
+    [
+        (lines(ROWS) + '{"question": 3, "answers": []}\n', "wrong-field-type", 3, "question"),
+        (lines(ROWS) + '\n{"question": "why", "answers": ["a", 2]}\n', "wrong-field-type", 4, "answers"),
+        ('{"question": "why"}\n', "missing-field", 1, "answers"),
+        ('{"question": "why", "answers": null}\n', "wrong-field-type", 1, "answers"),
+        ("{question: why}\n", "bad-row", 1, ""),
+        ('{"question": NaN}\n', "bad-row", 1, ""),
+        ("[" * 100_000, "bad-row", 1, ""),
+        ("3\n", "bad-row", 1, ""),
+        ("", "empty-data", 0, ""),
+    ],
+    ids=["type", "item", "missing", "null", "not json", "nan", "deep", "number", "empty"],
+)
+def test_a_bad_row_is_named_by_file_line_and_field(plan_of, text, code, line, field):
+    with pytest.raises(SpecError) as caught:
+        plan_of("{train: rows.jsonl}", **{"rows.jsonl": text})
+    found = caught.value.problems[0]
+    assert (found.code, found.line, found.path) == (code, line, field)
+    assert found.file.endswith("rows.jsonl")
+
+
+def test_bytes_that_are_no_text_are_refused(plan_of, tmp_path):
+    (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="save it as UTF-8"):
+        plan_of("{train: bad.jsonl}")
+
+
+def test_an_unknown_split_names_the_known_ones(plan_of):
+    plan = plan_of("{train: rows.jsonl, extra: {probe: rows.jsonl}}", **{"rows.jsonl": lines(ROWS)})
+    with pytest.raises(SpecError, match="known: probe, train"):
+        load_tasks(plan, "prob")
