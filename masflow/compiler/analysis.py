@@ -5,6 +5,7 @@ Knows names only through a `Scope`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from jinja2 import nodes
@@ -16,6 +17,7 @@ from masflow.compiler.inference import UNKNOWN, join, nullable
 from masflow.compiler.templates import (
     Kind,
     TemplateProblem,
+    compile_problem,
     only_expression,
     parse_expression,
     parse_template,
@@ -45,8 +47,14 @@ def analyse(
         else:
             walker.block(parse_template(text).body, env)
             walker.found.type = types.STR
+        if (
+            not walker.found.issues
+            and ("{%" in text or "(" in text)
+            and (told := compile_problem(text, kind))
+        ):
+            walker.found.issues.append(_syntax_issue(told))
     except TemplateProblem as problem:
-        walker.found.issues.append(Issue("bad-expression", str(problem), "correct the expression"))
+        walker.found.issues.append(_syntax_issue(str(problem)))
     return walker.found
 
 
@@ -55,9 +63,18 @@ def analyse_condition(text: str, scope: Scope, facts: Facts = frozenset(), lenie
     walker = _TemplateWalker(scope, lenient)
     try:
         walker.found.type = walker.condition(parse_expression(text), Env({}, facts))
+        if not walker.found.issues and "(" in text and (told := compile_problem(text, "expression")):
+            walker.found.issues.append(_syntax_issue(told))
     except TemplateProblem as problem:
-        walker.found.issues.append(Issue("bad-expression", str(problem), "correct the expression"))
+        walker.found.issues.append(_syntax_issue(str(problem)))
     return walker.found
+
+
+def _syntax_issue(told: str) -> Issue:
+    """The problem of a text that is none, with its line where the parser knew it."""
+    line = re.search(r" \(line (\d+)\)\Z", told)
+    message = told[: line.start()] if line else told
+    return Issue("bad-expression", message, "correct the expression", int(line[1]) if line else 1)
 
 
 def facts_of(text: str, facts: Facts = frozenset()) -> Facts:

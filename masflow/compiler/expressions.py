@@ -229,6 +229,8 @@ def _said(error: BaseException) -> str:
         return "nested too deeply"
     if isinstance(error, MemoryError):
         return "out of memory"
+    if isinstance(error, SyntaxError):
+        return error.msg
     return str(error).strip() or type(error).__name__
 
 

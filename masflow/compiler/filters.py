@@ -20,7 +20,7 @@ MAX_TEXT = 10_000_000
 """Characters that one value or prompt may have."""
 MAX_ITEMS = 100_000
 """Items of one list that a template makes."""
-MAX_NODES = 1_000_000
+MAX_NODES = 200_000
 """Values inside one result, counted with repetition."""
 MAX_BITS = 4096
 """Of an integer."""

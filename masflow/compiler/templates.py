@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import random
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any, Literal
 
-from jinja2 import TemplateSyntaxError, Undefined, nodes, pass_context
+from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes, pass_context
 from jinja2.compiler import CodeGenerator
 from jinja2.environment import Template
 from jinja2.exceptions import SecurityError
@@ -37,7 +38,7 @@ from masflow.compiler.filters import (
 )
 
 Kind = Literal["expression", "template", "value"]
-MAX_STEPS = 1_000_000
+MAX_STEPS = 500_000
 """Loop items of one rendering; a call costs as much as `CALL_COST` items."""
 CALL_COST = 10
 MAX_DEPTH = 80
@@ -320,10 +321,34 @@ def _hint(text: str, message: str) -> str:
     return message
 
 
+COMPILE_ERRORS = (
+    TemplateProblem,
+    TemplateError,
+    SyntaxError,
+    RecursionError,
+    ValueError,
+    TypeError,
+    AssertionError,
+)
+"""What compiling an odd but parsed tree may raise."""
+
+
 def compiled_expression(tree: nodes.Expr) -> Template:
     """A template that leaves the expression's value in the variable `RESULT` of its context."""
     body: list[nodes.Node] = [nodes.Assign(nodes.Name(RESULT, "store"), tree, lineno=1)]
     return SANDBOX.template(nodes.Template(body, lineno=1))
+
+
+@lru_cache(maxsize=8192)
+def compile_problem(text: str, kind: Kind) -> str | None:
+    """What is wrong with a text that parses but doesn't compile: `loop` assigned, a keyword twice."""
+    try:
+        tree = parse_expression(text) if kind == "expression" else parse_template(text)
+        copied = deepcopy(tree)
+        _ = compiled_expression(copied) if isinstance(copied, nodes.Expr) else SANDBOX.template(copied)
+    except COMPILE_ERRORS as error:
+        return getattr(error, "msg", None) or str(error) or type(error).__name__
+    return None
 
 
 def new_context(template: Template, names: Mapping[str, Any], rng: random.Random | None) -> _Context:

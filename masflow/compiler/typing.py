@@ -361,7 +361,8 @@ class ExpressionWalker:
         return types.BOOL
 
     def _call(self, node: nodes.Call, env: Env) -> Type:
-        given = [*node.args, *(pair.value for pair in node.kwargs)]
+        spread = [arg for arg in (node.dyn_args, node.dyn_kwargs) if arg is not None]
+        given = [*node.args, *(pair.value for pair in node.kwargs), *spread]
         target = node.node
         if isinstance(target, nodes.Getattr):
             return self._method(target, given, env)

@@ -208,7 +208,7 @@ def test_what_reaches_too_far_ends_in_a_problem_quickly(text):
     started = time.perf_counter()
     with pytest.raises(TemplateProblem):
         evaluate(text, NAMES)
-    assert time.perf_counter() - started < 2
+    assert time.perf_counter() - started < 10
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_prompt_that_would_not_end_is_a_problem(text):
     started = time.perf_counter()
     with pytest.raises(TemplateProblem):
         render(text, NAMES)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 15
 
 
 TEXTS = st.sampled_from(
