@@ -4,22 +4,47 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 from masflow.compiler.expressions import TemplateProblem, condition, value
-from masflow.compiler.graph import FunctionIR, RewardIR
+from masflow.compiler.graph import FunctionIR, Graph, RewardIR, RoleIR
 from masflow.errors import RunError, boundary
 from masflow.functions import load_callable
 from masflow.timelimit import call_limited
-from masflow.trace import Trajectory, Turn
+from masflow.trace import EpisodeKey, Path, Trajectory, Turn
 
-__all__ = ["Judge", "RewardCall", "number"]
+__all__ = ["Ask", "Judge", "Judgement", "RewardCall", "Verdict", "number"]
 
-Judge = Callable[[RewardIR, dict[str, Any]], float | None]
-"""Asks a frozen role: (reward, its rendered args) → its score, None when its reply says nothing."""
+
+@dataclass(frozen=True)
+class Judgement:
+    """A question to a frozen role, made by a reward and eaten by a `Judge`."""
+
+    reward: str
+    role: RoleIR
+    call: str
+    """Of the sub-workflow that holds the role, with a slash; empty at the top."""
+    args: dict[str, Any]
+    """What the role's prompt sees."""
+    key: EpisodeKey
+    path: Path
+    """Of the turn that is judged; empty for the whole episode."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judge's answer; without a score, `detail` says why."""
+
+    score: float | None
+    detail: str = ""
+
+
+Judge = Callable[[Sequence[Judgement]], list[Verdict]]
+"""Answers many questions at once, one verdict each, in order."""
+Ask = Callable[[Judgement], Verdict]
 
 
 @dataclass
@@ -32,7 +57,11 @@ class RewardCall:
     """Project folder, for the paths of functions."""
     early: bool
     """The episode ended early or a turn was malformed: a null argument may come from that."""
-    judge: Judge | None = None
+    graph: Graph
+    """The workflow whose reward it is."""
+    call: str = ""
+    """Of that workflow, with a slash; empty at the top."""
+    ask: Ask | None = None
     failures: list[str] = field(default_factory=list)
 
     def applies(self, names: dict[str, Any]) -> bool | None:
@@ -64,7 +93,7 @@ class RewardCall:
         if any(v is None and self._stops(name) for name, v in given.items()):
             return self.reward.otherwise
         if self.reward.judge is not None:
-            return self._judged(given)
+            return self._judged(given, turn)
         assert self.reward.function is not None
         return self._called(self.reward.function, given, turn)
 
@@ -72,17 +101,17 @@ class RewardCall:
         function = self.reward.function
         return self.early or function is None or name not in function.nullable
 
-    def _judged(self, given: dict[str, Any]) -> float | None:
-        if self.judge is None:
+    def _judged(self, given: dict[str, Any], turn: Turn | None) -> float | None:
+        if self.ask is None:
             raise RunError(
                 f"reward '{self.reward.name}' is judged by role '{self.reward.judge}',"
                 " and no model can be asked here",
                 "score where the models are loaded, or give `score` a judge",
             )
-        result: Any = None
-        with boundary(f"judge {self.reward.judge}") as caught:
-            result = self.judge(self.reward, given)
-        return self.fail(caught.error) if caught.error else self._number(result)
+        role = self.graph.role(str(self.reward.judge))
+        path = turn.path if turn is not None else ()
+        verdict = self.ask(Judgement(self.reward.name, role, self.call, given, self.trajectory.key, path))
+        return self.fail(verdict.detail) if verdict.detail else verdict.score
 
     def _called(self, function: FunctionIR, given: dict[str, Any], turn: Turn | None) -> Any:
         result: Any = None

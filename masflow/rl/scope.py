@@ -67,7 +67,9 @@ class Scope:
     @cached_property
     def early(self) -> bool:
         """The episode ended early, or its last word somewhere was malformed."""
-        return self.trajectory.outcome != "ok" or any(not t.ok for t in self.turns)
+        return self.trajectory.outcome != "ok" or any(
+            not t.ok for t in self.turns if not self.is_superseded(t)
+        )
 
     def local(self, name: str) -> str:
         """A qualified node, role or member name as this graph writes it."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from masflow.compiler.graph import Graph
 from masflow.compiler.plan import Plan
 from masflow.rl.credit import own, return_to_go
-from masflow.rl.functions import Judge, RewardCall
+from masflow.rl.functions import Ask, Judge, Judgement, RewardCall, Verdict
 from masflow.rl.measure import measurements, pay
 from masflow.rl.scope import Scope, speaking
 from masflow.trace import Path, Scored, Trajectory, Turn
@@ -25,11 +25,36 @@ def score(plan: Plan, trajectories: Sequence[Trajectory], judge: Judge | None = 
     """Rewards of every trajectory, in order.
 
     Args:
-        judge: asks the frozen role of a `role:NAME` reward.
+        judge: asks the frozen roles of `role:NAME` rewards, all questions in one call.
     Raises:
         RunError: a reward needs a judge and there is none.
     """
-    return [_score(plan, trajectory, judge) for trajectory in trajectories]
+    ask = _asked_before(plan, trajectories, judge) if judge is not None and _is_judged(plan) else None
+    return [_score(plan, trajectory, ask) for trajectory in trajectories]
+
+
+def _is_judged(plan: Plan) -> bool:
+    return any(reward.judge for graph in plan.workflows.values() for reward in graph.rewards)
+
+
+def _asked_before(plan: Plan, trajectories: Sequence[Trajectory], judge: Judge) -> Ask:
+    """Collect every question, ask them in one batch, and give the answers back in the same order."""
+    questions: list[Judgement] = []
+
+    def collect(question: Judgement) -> Verdict:
+        questions.append(question)
+        return Verdict(None)
+
+    for trajectory in trajectories:
+        _score(plan, trajectory, collect, only_judged=True)
+    answers = iter(zip(questions, judge(questions), strict=True))
+
+    def answer(question: Judgement) -> Verdict:
+        asked, verdict = next(answers)
+        assert asked == question
+        return verdict
+
+    return answer
 
 
 @dataclass
@@ -45,12 +70,16 @@ class _Ledger:
     alone: set[str] = field(default_factory=set)
 
 
-def _score(plan: Plan, trajectory: Trajectory, judge: Judge | None) -> Scored:
+def _score(plan: Plan, trajectory: Trajectory, ask: Ask | None, only_judged: bool = False) -> Scored:
     ledger = _Ledger()
     for scope in _scopes(plan, plan.graph, trajectory, ()):
         ledger.alone |= {t.id for t in scope.turns if scope.is_superseded(t)}
         for reward in scope.graph.rewards:
-            call = RewardCall(reward, trajectory, plan.root_dir, scope.early, judge, ledger.failures)
+            if only_judged and reward.judge is None:
+                continue
+            call = RewardCall(
+                reward, trajectory, plan.root_dir, scope.early, scope.graph, scope.call, ask, ledger.failures
+            )
             _apply(call, scope, ledger)
     ids = [t.id for t in trajectory.turns]
     components = {i: {**ledger.at_turn.get(i, {}), **ledger.at_end.get(i, {})} for i in ids}

@@ -3,6 +3,7 @@
 import pytest
 
 from masflow.errors import RunError
+from masflow.rl.functions import Verdict
 from masflow.rl.score import score
 
 
@@ -182,13 +183,17 @@ def test_a_judge_is_asked_with_the_rendered_args_and_missing_it_is_an_error(plan
     judged = reward("j", None, judge="critic", args={"text": "{{ answerer }}"})
     asked = []
 
-    def judge(r, args):
-        asked.append((r.judge, args))
-        return 0.25
+    def judge(questions):
+        asked.extend((q.role.name, q.args) for q in questions)
+        return [Verdict(0.25)] * len(questions)
 
     found = scored(plan(judged), qa(story, "b").end(), judge=judge)
     assert list(found.totals.values()) == [0.25, 0.25]
     assert asked == [("critic", {"text": "b"})]
+    silent = scored(
+        plan(judged), qa(story, "b").end(), judge=lambda qs: [Verdict(None, "said nothing")] * len(qs)
+    )
+    assert (set(silent.totals.values()), silent.failures) == ({None}, ("reward j: said nothing",))
     with pytest.raises(RunError, match="judged by role 'critic', and no model can be asked here"):
         scored(plan(judged), qa(story, "b").end())
 
