@@ -32,7 +32,7 @@ class Request:
     parent: str | None = None
     """Turn id whose row this prompt continues, if any."""
     tools: tuple[dict[str, Any], ...] = ()
-    """JSON schemas of the tools offered (ReAct roles)."""
+    """JSON schemas of the tools offered (ReAct roles). The messages describe them already, in plain text."""
     node: str = ""
     role: str = ""
     member: str = ""

@@ -39,15 +39,13 @@ class ChatTokens:
         self._end_text: str = tokenizer.decode([self.end_id], skip_special_tokens=False)
         self._known: dict[str, tuple[int, ...]] = {}
 
-    def prompt(
-        self, messages: Sequence[Message], parent: Row | None = None, tools: Sequence[dict[str, Any]] = ()
-    ) -> Prompt:
+    def prompt(self, messages: Sequence[Message], parent: Row | None = None) -> Prompt:
         """The ids that the model sees before it speaks.
 
         Args:
             parent: the row that this conversation continues.
         """
-        text = self._render(messages, tools)
+        text = self._render(messages)
         if parent is None:
             return Prompt(self._encode_cached(text), text)
         added = self._added_text(text, messages, parent)
@@ -66,16 +64,14 @@ class ChatTokens:
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+    def _render(self, messages: Sequence[Message]) -> str:
         if self.tokenizer.chat_template is None:
-            return self._plain(messages, tools)
+            return self._plain(messages)
         chat = [{"role": m.role, "content": m.content} for m in messages]
-        return self.tokenizer.apply_chat_template(
-            chat, tools=[dict(t) for t in tools] or None, add_generation_prompt=True, tokenize=False
-        )
+        return self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
 
-    def _plain(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
-        parts = [self.tokenizer.bos_token or "", *(f"{tool}\n" for tool in tools)]
+    def _plain(self, messages: Sequence[Message]) -> str:
+        parts = [self.tokenizer.bos_token or ""]
         parts += [
             f"{m.content}{self._end_text}" if m.role == "assistant" else f"{m.content}\n" for m in messages
         ]

@@ -40,7 +40,7 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
         """One reply a request, in order; policies speak one after the other, by their first request."""
-        prompts = [self.tokens.prompt(r.messages, self.experience.get(r.parent), r.tools) for r in requests]
+        prompts = [self.tokens.prompt(r.messages, self.experience.get(r.parent)) for r in requests]
         replies: dict[int, Reply] = {}
         for policy in dict.fromkeys(r.policy for r in requests):
             version = self.switch(policy)
