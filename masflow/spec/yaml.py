@@ -19,6 +19,8 @@ from masflow.errors import Problem, SpecError, Where, boundary
 
 Path = tuple[str | int, ...]
 MAX_DEPTH, MAX_VALUES, MAX_DIGITS = 64, 200_000, 18
+MAX_SPLIT = 12
+"""Pieces of one expression that are put together again for a message."""
 EXPRESSION_KEYS = ("when", "foreach", "switch", "speaker", "key")
 INT = re.compile(r"[-+]?[0-9]+\Z")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
@@ -286,7 +288,8 @@ class _Reader:
 
     def _cut(self, event: Any, line: int, path: Path) -> None:
         end = event.end_mark.index
-        rest = self.text[end : self.text.find("\n", end) if "\n" in self.text[end:] else None]
+        stop = self.text.find("\n", end)
+        rest = self.text[end : len(self.text) if stop < 0 else stop]
         comment = re.match(r"[ \t]+#.*", rest)
         text = event.value
         is_edge = len(path) > 1 and path[-2] == "edges"
@@ -304,16 +307,11 @@ class _Reader:
         for i, (text, line, plain) in enumerate(parts):
             if not plain or not _opens(text):
                 continue
-            closing = next(
-                (
-                    j
-                    for j in range(i + 1, len(parts))
-                    if not _opens(", ".join(p[0] for p in parts[i : j + 1]))
-                ),
-                0,
-            )
+            tails = range(i + 1, min(i + MAX_SPLIT, len(parts)))
+            joined = {j: ", ".join(part[0] for part in parts[i : j + 1]) for j in tails}
+            closing = next((j for j in tails if not _opens(joined[j])), 0)
             if closing and all(p[2] for p in parts[i : closing + 1]):
-                whole = ", ".join(p[0] for p in parts[i : closing + 1])
+                whole = joined[closing]
                 inside = "{}" if isinstance(done.value, dict) else "[]"
                 message = f"YAML split an expression at its comma inside {inside}"
                 self.say(line, done.path, "split-expression", message, "quote it: " + quoted(whole))

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"workflow": "workflows", "mapping": "mappings", "runtime": "runtime", "experiment": "examples"}
 SHIPPED = [(kind, p) for kind, folder in FOLDERS.items() for p in sorted((ROOT / folder).rglob("*.yaml"))]
 REFUSED = {
-    "workflow": "unknown_key unknown_role_key agents_for_roles missing_edges wrong_type_of_number out_of_bounds "
-    "node_without_kind unknown_credit unknown_reply two_reply_formats node_is_a_word edge_without_arrow "
-    "unknown_level long_edge_key misspelt_field_key unknown_type",
+    "workflow": "unknown_key unknown_role_key agents_for_roles missing_edges wrong_type_of_number "
+    "out_of_bounds unknown_credit node_without_kind unknown_reply two_reply_formats node_is_a_word "
+    "edge_without_arrow unknown_level long_edge_key misspelt_field_key unknown_type",
     "mapping": "mapping_key",
     "runtime": "unknown_backend",
     "experiment": "two_passes_in_one_entry unknown_algorithm",
