@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from masflow.compiler.plan import ModelIR
 from masflow.errors import RunError
+from masflow.models.cache import window_of
 from masflow.models.wordpiece import make_wordpiece
 from masflow.spec.mapping import ConfigBase
 
@@ -83,15 +84,16 @@ def _dtype(model: ModelIR, loaded: Any, device: torch.device) -> torch.dtype:
 
 
 def _context(model: ModelIR, config: Any) -> int:
-    window = int(
-        getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 0
-    )
-    if model.context and window and model.context > window:
+    """The window in tokens. Layers of sliding attention bound it: within their window they are plain."""
+    said = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    bounds = [int(b) for b in (said, window_of(config)) if b]
+    window = min(bounds, default=2048)
+    if model.context and bounds and model.context > window:
         raise RunError(
             f"model '{model.name}': context {model.context} exceeds the base's {window}",
             f"write at most {window}",
         )
-    return model.context or window or 2048
+    return model.context or window
 
 
 def _stop_ids(tokenizer: Any, loaded: Any) -> tuple[int, ...]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from masflow.models.backbone import Backbone
+from masflow.models.cache import make_cache, select_rows
 from masflow.models.engine import SamplingParams
 from masflow.models.sampling import Sampler
 
@@ -109,12 +108,12 @@ class _Batch:
         ids_UT = torch.tensor([[0] * (length - len(ids)) + list(ids) for ids in unique], device=device)
         start_U = torch.tensor([length - len(ids) for ids in unique], device=device)
         self.is_padded = bool((start_U > 0).any())
-        self.cache: Any = DynamicCache(config=self.backbone.model.config)
+        self.cache = make_cache(self.backbone.model.config)
         mask, positions_UT = _prefill_mask(start_U, length) if self.is_padded else (None, None)
         hidden_UD = self.backbone.hidden(ids_UT, mask, positions_UT, self.cache)[:, -1]
         index_B = torch.tensor([number[job.prompt_ids] for job in self.jobs], device=device)
         if len(unique) < len(self.jobs):
-            self.cache.batch_select_indices(index_B)
+            select_rows(self.cache, index_B)
         self.start_B, self.length = start_U[index_B], length
         return self.backbone.logits(hidden_UD)[index_B]
 
@@ -134,7 +133,7 @@ class _Batch:
     def _select(self, stay: list[int], token_B: Tensor) -> Tensor:
         keep_B = torch.tensor(stay, device=token_B.device)
         self.active = [self.active[place] for place in stay]
-        self.cache.batch_select_indices(keep_B)
+        select_rows(self.cache, keep_B)
         self.sampler.select(keep_B)
         self.start_B = self.start_B[keep_B]
         return token_B[keep_B]

@@ -18,6 +18,9 @@ from masflow.models.engine import SamplingParams
 __all__ = ["Sampler", "draw", "filter_logits"]
 
 _BLOCK = 64
+"""Uniforms that a row draws at once."""
+_SLICE = 64
+"""Vocabulary entries of a slice."""
 
 
 class Sampler:
@@ -73,14 +76,37 @@ class Sampler:
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     """Invert the cumulative distribution of softmax(logits) at the uniforms.
 
+    In two stages, since a cumulative sum over the whole vocabulary is slow: first the slice of the vocabulary,
+    then the token in it. Sums across slices are float64.
+
+    Args:
+        logits_BV: (B, V); -inf is never drawn.
+        uniform_B: (B,) float64 in [0, 1).
     Returns:
         (B,) int64 tokens; (B,) float32 log-probs.
     """
-    logprobs_BV = torch.log_softmax(logits_BV.float(), -1)
-    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
-    token_B = torch.searchsorted(cumulative_BV, (uniform_B * cumulative_BV[:, -1])[:, None], right=True)[:, 0]
-    token_B = token_B.clamp(max=logits_BV.shape[-1] - 1)
-    return token_B, logprobs_BV.gather(-1, token_B[:, None])[:, 0]
+    top_B1 = logits_BV.amax(-1, keepdim=True)
+    mass_BV = (logits_BV.float() - top_B1).exp()
+    slices_BKS = torch.nn.functional.pad(mass_BV, (0, -mass_BV.shape[-1] % _SLICE)).unflatten(
+        -1, (-1, _SLICE)
+    )
+    ends_BK = slices_BKS.sum(-1).double().cumsum(-1)
+    total_B = ends_BK[:, -1]
+    aim_B1 = (uniform_B * total_B)[:, None]
+    slice_B1 = _first_above(ends_BK, aim_B1)
+    before_B1 = torch.where(slice_B1 > 0, ends_BK.gather(-1, (slice_B1 - 1).clamp(min=0)), 0.0)
+    chosen_BS = slices_BKS.gather(1, slice_B1[:, :, None].expand(-1, -1, _SLICE))[:, 0].double().cumsum(-1)
+    token_B = slice_B1[:, 0] * _SLICE + _first_above(chosen_BS, aim_B1 - before_B1)[:, 0]
+    logprob_B = logits_BV.gather(-1, token_B[:, None])[:, 0] - top_B1[:, 0] - total_B.log().float()
+    return token_B, logprob_B.float()
+
+
+def _first_above(sums_BN: Tensor, aim_B1: Tensor) -> Tensor:
+    """Place (B, 1) of the first cumulative sum above the aim; rounding never leads beyond the last mass."""
+    last_B1 = sums_BN[:, -1:]
+    return torch.searchsorted(
+        sums_BN, torch.minimum(aim_B1, torch.nextafter(last_B1, last_B1 - 1)), right=True
+    )
 
 
 def filter_logits(logits_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "i
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {**SMALL, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True},
     "llama": {**SMALL, "num_key_value_heads": 2},
+    "mistral": {**SMALL, "num_key_value_heads": 1, "sliding_window": 32},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128},
 }
 TEXT = "red green blue what is the colour of sky grass sea say: answer one two three"

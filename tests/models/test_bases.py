@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from masflow.compiler.plan import ModelIR
 from masflow.errors import RunError
 from masflow.models.bases import load_base, make_model
+from masflow.models.cache import window_of
 from masflow.spec.mapping import ConfigBase
 
 MakeBase = Callable[..., ConfigBase]
@@ -101,3 +103,16 @@ def test_a_wrong_base_is_a_run_error(config_base: MakeBase, tmp_path: Path, base
 def test_a_context_beyond_the_base_is_refused(config_base: MakeBase, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="context 4096 exceeds the base's 128"):
         load_base(_model(config_base(), context=4096), tmp_path, seed=0)
+
+
+def test_sliding_attention_bounds_the_context(config_base: MakeBase, tmp_path: Path) -> None:
+    spec = config_base("mistral")
+    assert load_base(_model(spec), tmp_path / "a", seed=0).context == 32
+    with pytest.raises(RunError, match="context 64 exceeds the base's 32"):
+        load_base(_model(spec, context=64), tmp_path / "b", seed=0)
+
+
+def test_layers_with_a_running_state_are_refused() -> None:
+    config = AutoConfig.for_model("mamba", num_hidden_layers=2, hidden_size=8)
+    with pytest.raises(RunError, match="LinearAttentionLayer are not supported"):
+        window_of(config)

@@ -37,7 +37,7 @@ def _by_generate(backbone: Backbone, prompt: tuple[int, ...], stop: int) -> list
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2", "mistral"])
 def test_greedy_equals_generate(backbone: Make, family: str) -> None:
     model = backbone(family)
     prompts = [*_prompts(6), _prompts(1)[0]]
@@ -136,6 +136,18 @@ def test_frequencies_match_the_distribution() -> None:
     counts = np.bincount(tokens.numpy(), minlength=5)
     assert ((counts - 20_000 * weights) ** 2 / (20_000 * weights)).sum() < 18.47
     assert np.allclose(logprobs.numpy(), np.log(weights)[tokens.numpy()], atol=1e-5)
+
+
+def test_every_uniform_gives_the_token_of_the_plain_cumulative_sum() -> None:
+    # 200 vocabulary entries, so that slices of 64 end unevenly; the reference is one float64 cumulative sum.
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(1, 200, generator=generator).expand(3000, -1) * 3
+    uniforms = torch.rand(3000, generator=generator, dtype=torch.float64)
+    plain = torch.searchsorted(torch.softmax(logits[0].double(), -1).cumsum(0), uniforms, right=True)
+    tokens, _ = draw(logits, uniforms)
+    assert (tokens == plain).float().mean() > 0.999
+    edges, _ = draw(logits[:2], torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+    assert edges.tolist() == [0, 199]
 
 
 def test_an_excluded_token_is_never_drawn() -> None:
