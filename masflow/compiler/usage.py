@@ -54,6 +54,10 @@ def _role_node_problems(node: Node, roles: Mapping[str, RoleIR]) -> Iterator[Pro
             message = f"role '{name}' is a family, so '{node.name}' must say which member speaks"
             fix = f'add e.g. speaker: "params.team[0]"; members: {", ".join(role.members)}'
             yield Problem.at(node.where, "no-speaker", message, fix)
+        if node.foreach is not None and role.members and not role.is_family:
+            message = f"'{node.name}' runs once an item, and role '{name}' has copies that speak at once"
+            fix = "give foreach a sub-workflow in which the copies speak, or use a role without copies"
+            yield Problem.at(below(node.where, "foreach"), "foreach-over-copies", message, fix)
         if node.speaker and not role.is_family:
             message = f"'speaker' chooses a member of a family, and role '{name}' has no 'names'"
             yield Problem.at(
