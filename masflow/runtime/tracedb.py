@@ -118,10 +118,9 @@ class TraceDb:
             try:
                 yield self._db
                 self._db.execute("COMMIT")
-            except BaseException:
+            finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
-                raise
 
     def add_trajectories(
         self, step: int, split: str, scored: Sequence[Scored], advantages: Mapping[str, float] | None = None
