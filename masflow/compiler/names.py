@@ -17,7 +17,7 @@ from masflow.compiler.graph import END, START, Arrow, Graph, Node, RewardIR, Rol
 from masflow.compiler.guards import VISITED_BEFORE, Facts
 from masflow.compiler.inference import INT, STR, UNKNOWN, declared, fits, list_of, non_null
 from masflow.compiler.regions import Regions
-from masflow.compiler.scopes import AnyScope, GraphNames, NodeScope, raw_type
+from masflow.compiler.scopes import AnyScope, ClosedScope, GraphNames, NodeScope, raw_type
 from masflow.compiler.team import speakers_of
 from masflow.errors import Problem, Where
 from masflow.project import display_path
@@ -151,6 +151,20 @@ class _Checker:
             self.condition(reward.when, scope, ("rewards", i, "when"), lenient=True)
         self.value(reward.args, scope, ("rewards", i, "args"), lenient=True)
         self.value(reward.measure_args, scope, ("rewards", i, "measure", "args"), lenient=True)
+
+        if reward.judge is not None:
+            self._judge(reward, scope)
+
+    def _judge(self, reward: RewardIR, scope: Scope) -> None:
+        """A judge's prompts see the reward's arguments, none of them null, and nothing else."""
+        role = next((role for role in self.graph.roles if role.name == reward.judge), None)
+        if role is None:
+            return
+        own = {name: Found(non_null(raw_type(raw, scope))) for name, raw in reward.args.items()}
+        seen = ClosedScope({**own, "me": Found(STR)}, f"an argument of reward '{reward.name}'")
+        spec = self.doc.spec.roles.get(role.name) if self.doc is not None else None
+        for key, text in (("system", role.system), ("prompt", role.prompt)):
+            self.prompt(text, seen, ("roles", role.name, key), getattr(spec, key, None), frozenset())
 
     def _reward_scope(self, reward: RewardIR) -> Scope:
         """What a reward's templates see: the end, or the visits of the nodes that it looks at."""

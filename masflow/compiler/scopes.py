@@ -26,10 +26,12 @@ from masflow.compiler.inference import (
     type_of,
 )
 from masflow.compiler.regions import Regions
+from masflow.compiler.templates import GLOBALS
 from masflow.compiler.values import NodeValue, node_value
+from masflow.errors import closest
 from masflow.spec.types import Type
 
-__all__ = ["AnyScope", "GraphNames", "NodeScope", "raw_type"]
+__all__ = ["AnyScope", "ClosedScope", "GraphNames", "NodeScope", "raw_type"]
 
 CONTAINERS = {
     "task": "task field",
@@ -254,3 +256,26 @@ class AnyScope:
         for other in good[1:]:
             type_ = join(type_, other.type)
         return Found(type_)
+
+
+@dataclass(frozen=True)
+class ClosedScope:
+    """A few names and no others."""
+
+    own: Mapping[str, Found]
+    what: str = "name"
+    """What every name is, for messages."""
+
+    def container(self, name: str) -> str:
+        return ""
+
+    def known(self, container: str = "") -> Iterable[str]:
+        return self.own
+
+    def find(self, name: str, entry: str | None = None) -> Found | None:
+        if name in self.own or name in GLOBALS:
+            return self.own.get(name)
+        message = f"'{name}' isn't {self.what}; known: {', '.join(self.own)}"
+        near = closest(name, self.own)
+        fix = f"write '{near}'" if near else f"add '{name}: …' to args"
+        return Found(UNKNOWN, fault=("unknown-name", message, fix))
