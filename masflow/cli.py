@@ -111,7 +111,7 @@ def threads_of(plan: Plan) -> Iterator[None]:
 def check(
     paths: Annotated[list[Path], typer.Argument(help="Documents or folders.")], json_: Json = False
 ) -> None:
-    """Compile documents and print every problem; exit 0 when there is none, else 1."""
+    """Compile documents and print every problem; exit 0 when there are none but warnings, else 1."""
     from dataclasses import asdict
 
     from masflow import compiler
@@ -127,7 +127,7 @@ def check(
         print(
             f"{len(files)} files, {len(problems)} problems" if problems else f"{len(files)} files, no problem"
         )
-    if problems or not files:
+    if not files or any(not problem.code.startswith("warn-") for problem in problems):
         raise typer.Exit(1)
 
 

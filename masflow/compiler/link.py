@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,6 +17,7 @@ from masflow.compiler.graph import Graph
 from masflow.compiler.plan import STAGES, GroupIR, Plan, SamplerIR, SourceIR, StageIR
 from masflow.compiler.regions import Regions
 from masflow.compiler.rows import FILE_ENDS, row_problems
+from masflow.compiler.runs import run_problems
 from masflow.compiler.team import graphs_below, speakers_of
 from masflow.errors import Problem, SpecError, unknown
 from masflow.passes import known_passes
@@ -214,32 +213,7 @@ def option_problems(loaded: Loaded[Experiment], graph: Graph | None, problems: l
         message = f"workflow '{graph.name}' has no rewards, so nothing can be learned from its episodes"
         problems.append(Problem.at(graph.where, "warn-no-rewards", message, "add rewards:"))
     if spec.init is not None:
-        _check_run(loaded, spec.init, ("init",), problems)
-
-
-def _check_run(
-    loaded: Loaded[Any], init: str, at: tuple[str | int, ...], problems: list[Problem]
-) -> Path | None:
-    """The folder of `RUN[@step]`, which must exist and hold that step's checkpoint."""
-    where = loaded.source.where(*at)
-    run, _, step = init.partition("@")
-    try:
-        folder = resolve(run, loaded.path, loaded.root, where, "run")
-    except SpecError as error:
-        problems.extend(error.problems)
-        return None
-    kept = sorted(p.name for p in (folder / "checkpoints").glob("*")) if folder.is_dir() else []
-    numbers = {int(m[0]): name for name in kept if (m := re.search(r"\d+", name))}
-    if not numbers or (step and not (step.isdigit() and int(step) in numbers)):
-        have = ", ".join(map(str, sorted(numbers))) or "none"
-        message = f"'{init}' has no such checkpoint; steps kept: {have}"
-        problems.append(
-            Problem.at(
-                where, "missing-checkpoint", message, "name a kept step, or leave '@step' out for the last"
-            )
-        )
-        return None
-    return folder
+        problems.extend(run_problems(loaded, spec.init, "init"))
 
 
 def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]) -> Plan:

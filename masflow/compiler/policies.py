@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from masflow.compiler.bases import resolve_base
 from masflow.compiler.plan import ModelIR, PolicyIR
+from masflow.compiler.runs import run_problems
 from masflow.compiler.team import Speaker
 from masflow.errors import Problem, SpecError, Where, unknown
 from masflow.project import Loaded, Source
@@ -126,6 +127,8 @@ def link_models(
     found: list[ModelIR] = []
     for name, model in models.items():
         members = split.given[name]
+        if model.init is not None:
+            problems.extend(run_problems(mapping, model.init, "models", name, "init"))
         if not members:
             message = f"model '{name}' plays no role, so it isn't loaded"
             problems.append(

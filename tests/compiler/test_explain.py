@@ -58,7 +58,8 @@ def model(base, train: Literal["full", "lora", "frozen"] = "full", lora=None, ad
 
 CONFIG = {
     "model_type": "qwen3", "vocab_size": 50, "hidden_size": 8, "intermediate_size": 12,
-    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": True,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+    "tie_word_embeddings": True,
 }  # fmt: skip
 
 

@@ -151,11 +151,18 @@ def test_only_three_bad_rows_are_named(plan_of):
     ]
 
 
-def test_a_run_to_start_from_must_have_that_checkpoint(plan_of, tmp_path, tiny):
-    (tmp_path / "runs" / "day1" / "checkpoints" / "step-000020").mkdir(parents=True)
-    assert plan_of(tiny["tiny.yaml"] + "init: runs/day1@20\n").init == "runs/day1@20"
-    with pytest.raises(SpecError, match="steps kept: 20"):
+def test_a_run_to_start_from_must_have_that_checkpoint(plan_of, tiny, mapped, tmp_path):
+    kept = tmp_path / "runs" / "day1" / "checkpoints" / "step_000020"
+    kept.mkdir(parents=True)
+    (kept / "state.json").write_text("{}")
+    for init in ("runs/day1@20", "runs/day1", "runs/day1/checkpoints/step_000020"):
+        assert plan_of(tiny["tiny.yaml"] + f"init: {init}\n").init == init
+    started = plan_of(mapped("{policy: {roles: rest, init: runs/day1@20}}"))
+    assert [p.init for p in started.policies] == ["runs/day1@20"]
+    with pytest.raises(SpecError, match="kept: step_000020"):
         plan_of(tiny["tiny.yaml"] + "init: runs/day1@30\n")
+    with pytest.raises(SpecError, match="run 'runs/day2' not found"):
+        plan_of(mapped("{policy: {roles: rest, init: runs/day2}}"))
 
 
 def test_problems_of_all_documents_come_together(plan_of, mapped):
