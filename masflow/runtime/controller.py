@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -58,8 +59,10 @@ class Run:
         self.on_event(record["kind"], record)
 
     def warn(self, warning: str) -> None:
-        if warning not in self.warned:
-            self.warned.add(warning)
+        """Tell a warning once, however the numbers in it change."""
+        kind = re.sub(r"[0-9]+", "#", warning)
+        if kind not in self.warned:
+            self.warned.add(kind)
             self.on_event("warning", {"message": warning})
 
     def save(self) -> Path:
@@ -115,9 +118,10 @@ def train(
         try:
             return go(run, only_warm_start)
         except Interrupted:
-            if run.saved is None or run.saved != run.state:
+            if run.saved != run.state:
                 run.save()
-            raise
+            message = f"at {run.state.name.replace('_', ' ')}; continue with --resume --out {folder.path}"
+            raise Interrupted(message) from None
 
 
 def go(run: Run, only_warm_start: bool) -> dict[str, Any]:
@@ -225,8 +229,10 @@ def step(run: Run, tasks: Sequence[Task]) -> None:
         run.trace.add_trajectories(work.step, "train", work.scored, work.advantages())
         run.trace.add_metrics(work.step, record)
     run.record(record)
-    for failure in {text for one in work.scored for text in one.failures}:
-        run.warn(f"unscored: {failure}")
+    assert work.batch is not None
+    failures = {f"unscored: {text}" for one in work.scored for text in one.failures}
+    for warning in (*sorted(failures)[:3], *work.batch.warnings):
+        run.warn(warning)
     reason = alarms.idle(work, state.idle)
     if reason:
         run.save()
@@ -268,11 +274,7 @@ def best_step(plan: Plan, state: RunState) -> int | None:
 
 
 def finish(run: Run) -> dict[str, Any]:
-    """The run's result; draws its curves."""
-    from masflow.runtime.curves import draw_curves
-
-    with writing("the curves", run.dir.path):
-        draw_curves(run.dir.records(), run.dir.path / "curves.png", run.dir.path / "curves.svg")
+    """The run's result."""
     evals = run.state.evals
     result = {
         "steps": run.state.step,

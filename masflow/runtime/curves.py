@@ -18,6 +18,8 @@ def draw_curves(records: Sequence[Record], png: Path, svg: Path) -> None:
 
     Args:
         records: lines of metrics.jsonl; without a training or evaluation record nothing is drawn.
+    Raises:
+        OSError: the files can't be written.
     """
     if not any(record["kind"] in ("train", "eval") for record in records):
         return
@@ -27,7 +29,8 @@ def draw_curves(records: Sequence[Record], png: Path, svg: Path) -> None:
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams["svg.hashsalt"] = "masflow"
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7))
+    figure.subplots_adjust(left=0.06, right=0.985, bottom=0.075, top=0.95, wspace=0.13, hspace=0.28)
     train = [record for record in records if record["kind"] == "train"]
     _held_out(axes[0][0], [record for record in records if record["kind"] == "eval"])
     _by_role(axes[0][1], train, "training reward", lambda role: role.get("reward"))

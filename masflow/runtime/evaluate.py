@@ -17,6 +17,7 @@ from masflow.errors import RunError
 from masflow.models.engine import RolloutEngine
 from masflow.rl.score import score
 from masflow.runtime.episodes import play
+from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import stable_seed
 from masflow.tools import ToolBox
@@ -100,7 +101,7 @@ def _played(
         player.start(tasks[i].row, EpisodeKey(plan.train.seed, split, step, i, tasks[i].id, sample))
         for i in slots
     ]
-    return score(plan, play(player, states, engine.generate))
+    return score(plan, play(player, states, engine.generate), judge_of(plan, engine.generate))
 
 
 def _headline_values(scored: Sequence[Scored], name: str) -> dict[int, list[float]]:

@@ -21,7 +21,9 @@ from masflow.compiler.plan import Plan
 from masflow.errors import RunError
 from masflow.project import load
 from masflow.runtime import checkpoints
+from masflow.runtime.checkpoints import writing
 from masflow.runtime.controller import train
+from masflow.runtime.curves import draw_curves
 from masflow.runtime.progress import Display, number
 from masflow.runtime.report import result_text
 from masflow.runtime.rundir import RunDir
@@ -62,14 +64,24 @@ def launch(
         warm = plan.warm_start.steps if plan.warm_start and not plan.init else 0
         text = resolved(experiment, mapping, runtime, changed)
         with Display(plan.train.steps, warm) as display:
-            results.append(
-                train(plan, place, again, display, only_warm_start=only_warm_start, experiment_text=text)
-            )
+            results.append(run_one(plan, place, again, display, only_warm_start, text))
         tell(results[-1], experiment, as_json and seeds == 1)
     if seeds > 1:
         summary = over_seeds(results)
         print(json.dumps(summary, default=str) if as_json else seeds_text(summary), flush=True)
     return results
+
+
+def run_one(
+    plan: Plan, place: Path, resume: bool, display: Display, only_warm_start: bool, text: str
+) -> dict[str, Any]:
+    """Train, and draw the curves however it ends."""
+    try:
+        return train(plan, place, resume, display, only_warm_start=only_warm_start, experiment_text=text)
+    finally:
+        folder = RunDir(place)
+        with writing("the curves", folder.path):
+            draw_curves(folder.records(), folder.path / "curves.png", folder.path / "curves.svg")
 
 
 def resolved(

@@ -21,6 +21,7 @@ from masflow.rl.losses import LossSpec
 from masflow.rl.score import score
 from masflow.runtime.episodes import play
 from masflow.runtime.evaluate import mean, roles
+from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import draw
 from masflow.runtime.team import Team
@@ -78,7 +79,7 @@ def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
 
 def score_rewards(work: Work, options: dict[str, Any]) -> None:
     """Run the reward functions; give every turn what it is credited with."""
-    work.scored = score(work.plan, work.trajectories)
+    work.scored = score(work.plan, work.trajectories, judge_of(work.plan, work.team.generate))
 
 
 def make_batch(work: Work, options: dict[str, Any]) -> None:

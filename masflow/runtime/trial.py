@@ -21,6 +21,7 @@ from masflow.rl.score import score
 from masflow.runtime import checkpoints
 from masflow.runtime import evaluate as evaluation
 from masflow.runtime.episodes import play
+from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import stable_seed
 from masflow.runtime.state import EpisodeState
@@ -138,6 +139,7 @@ def run_episode(
             trajectory = play(player, [state], team.generate)[0]
             if trajectory.outcome != "paused" or not answer_questions(player, state):
                 break
+        scored = score(plan, [trajectory], judge_of(plan, team.generate))[0]
     place = folder / f"{trajectory.id}.json"
     if trajectory.outcome == "paused":
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +147,7 @@ def run_episode(
         place.write_text(json.dumps(saved), encoding="utf-8")
     else:
         place.unlink(missing_ok=True)
-    return score(plan, [trajectory])[0]
+    return scored
 
 
 def answer_questions(player: Player, state: EpisodeState) -> bool:

@@ -89,7 +89,7 @@ def test_a_run_leaves_what_machines_rely_on(toy: Toy, tmp_path: Path):
     assert result["eval_before"]["headline"] == "echoed"
     assert set(result["eval_after"]["roles"]) == {"caller", "echoer"}
     assert "called" in result["eval_after"]["roles"]["caller"]
-    for name in ("plan.json", "metrics.jsonl", "trace.sqlite", "curves.png", "curves.svg", "base", "tokens"):
+    for name in ("plan.json", "metrics.jsonl", "trace.sqlite", "base", "tokens"):
         assert (out / name).exists(), name
     kinds = [record["kind"] for record in metrics(out)]
     assert kinds == ["warm_start"] * 4 + ["eval"] + ["train"] * 4 + ["eval"]
