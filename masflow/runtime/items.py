@@ -32,6 +32,8 @@ def expand(
     if members:
         raise EpisodeError("tool_error", f"{templates.where}: foreach over a role with copies")
     values = templates.evaluate("foreach", node.foreach)
+    if values is None:
+        raise EpisodeError("malformed", f"{templates.where}.foreach: '{node.foreach}' is null")
     if not isinstance(values, list):
         raise EpisodeError("tool_error", f"{templates.where}.foreach: expected a list, got {values!r}")
     limit = play.info.graph.limits.items
