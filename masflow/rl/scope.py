@@ -107,8 +107,12 @@ class Scope:
         return not nodes or self.local(turn.node) in nodes
 
     def names_at(self, turn: Turn) -> dict[str, Any]:
-        """Names when the turn's visit ended, with `result` its own value; at the end where none were kept."""
-        moment = self._moment_at.get(speaking(turn.path)) or self._moment_at.get(self.visit_of(turn.path))
+        """Names when the turn's visit ended, with `result` its own value; at the end where none were kept.
+
+        For a turn inside a sub-workflow: the names when that call had ended.
+        """
+        path = turn.path[: len(self.prefix) + 1]
+        moment = self._moment_at.get(speaking(path)) or self._moment_at.get(self.visit_of(path))
         names = self.names_at_end if moment is None else moment.names
         return {"me": turn.member, **names, "result": turn.value}
 

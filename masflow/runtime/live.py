@@ -55,14 +55,16 @@ class GraphInfo:
 
 
 def recorded_nodes(graph: Graph) -> frozenset[str]:
-    """Nodes whose names a reward reads: the measured ones, and those whose turns are paid by a template."""
+    """Nodes whose names a reward reads: the measured ones, and those whose turns are paid by a template
+    (for turns inside a sub-workflow: the node that calls it)."""
     found: set[str] = set()
+    calls = {node.name for node in graph.nodes if node.kind == "workflow"}
     spoken = {node.name: {node.role, *node.among} for node in graph.nodes if node.kind == "role"}
     for reward in graph.rewards:
         found |= set(reward.measure_after)
         if reward.level == "turn" and not reward.measure_after and (reward.args or reward.when):
             of_role = {n for n, roles in spoken.items() if not reward.roles or roles & set(reward.roles)}
-            found |= of_role & set(reward.nodes) if reward.nodes else of_role
+            found |= calls | (of_role & set(reward.nodes) if reward.nodes else of_role)
     return frozenset(found)
 
 

@@ -64,3 +64,30 @@ def test_dropped_rewards_pay_nothing(plan, episode):
 def test_a_kept_reward_pays_otherwise_when_its_call_was_malformed(plan, episode):
     played = episode(plan("keep"), {"words": ["x"]}, {**SCRIPT, "say": ["no tag"]})
     assert played.totals == [100, 99]
+
+
+NESTED = """
+name: nested
+task: {words: [str]}
+state: {seen: {type: [str], default: [], merge: append}}
+nodes:
+  each: {workflow: inner.yaml, foreach: words, as: word, in_order: true, args: {word: "{{ word }}"},
+    write: {seen: "{{ word }}"}}
+  again: {workflow: inner.yaml, args: {word: last}, write: {seen: last}}
+edges: [start -> each -> again -> end]
+output: {}
+rewards: [{name: count, use: "fns.py:number", level: turn, args: {x: "{{ len(state.seen) }}"}}]
+"""
+
+
+def test_a_turn_reward_on_a_sub_workflows_turn_sees_the_parents_names_at_that_call(tmp_path, plan, episode):
+    plan("drop")
+    (tmp_path / "fns.py").write_text("def number(x: float) -> float:\n    return x\ndef same(a, b): ...\n")
+    (tmp_path / "outer.yaml").write_text(NESTED)
+    played = episode(compile_experiment(tmp_path / "e.yaml"), {"words": ["a", "b"]}, SCRIPT)
+    assert [t.node for t in played.turns] == ["each/say", "each/say", "again/say"]
+    assert played.totals == [
+        2,
+        2,
+        3,
+    ]  # both items belong to one visit of `each`, which ends with two words seen
