@@ -17,6 +17,7 @@ from masflow.errors import closest
 JsonValue = object
 """Anything that JSON can hold; strings may be templates."""
 
+NUMBERS = (int, float, int | None, float | None)
 NAME = re.compile(r"[A-Za-z_]\w*\Z")
 
 
@@ -62,6 +63,7 @@ class Spec(BaseModel):
         use_attribute_docstrings=True,
         populate_by_name=True,
         serialize_by_alias=True,
+        allow_inf_nan=False,
     )
     hints: ClassVar[dict[str, str]] = {}
     """Keys that people write here by mistake → the key that they mean."""
@@ -88,7 +90,7 @@ class Spec(BaseModel):
         data = cls.longhand(data)
         if not isinstance(data, dict):
             return handler(data)
-        found = [*cls._unknown_keys(data), *cls.faults(data)]
+        found = [*cls._unknown_keys(data), *cls._odd_numbers(data), *cls.faults(data)]
         if not found:
             return handler(data)
         details = [_detail(fault) for fault in found]
@@ -98,6 +100,22 @@ class Spec(BaseModel):
             seen = {fault.path for fault in found}
             details += [_again(e) for e in error.errors(include_url=False) if e["loc"] not in seen]
         raise ValidationError.from_exception_data(cls.__name__, details)
+
+    @classmethod
+    def _odd_numbers(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        """Text and truth values where a number belongs: pydantic would turn `true` into 1 and `"7"` into 7."""
+        for name, field in cls.model_fields.items():
+            key = field.alias or name
+            value = data.get(key)
+            if isinstance(value, (bool, str)) and field.annotation in NUMBERS:
+                number = "a whole number" if field.annotation in (int, int | None) else "a number"
+                shown = repr(value) if isinstance(value, str) else str(value).lower()
+                fix = (
+                    f"write {value} without quotes"
+                    if isinstance(value, str) and value.isdigit()
+                    else f"write {number}"
+                )
+                yield Fault(f"'{key}' must be {number}; got {shown}", code="wrong-type", fix=fix, path=(key,))
 
     @classmethod
     def _unknown_keys(cls, data: dict[str, Any]) -> Iterator[Fault]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -44,6 +45,16 @@ class Data(Spec):
     eval: Source | None = None
     extra: dict[str, Source] = Field(default_factory=dict)
     """Further named splits for `masflow eval --split NAME`."""
+
+    hints: ClassVar[dict[str, str]] = {"test": "extra: {test: …}", "dev": "extra: {dev: …}", "valid": "eval"}
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        extra = data.get("extra")
+        for name in ("train", "eval", "warm_start"):
+            if isinstance(extra, dict) and name in extra:
+                message = f"'{name}' has a place of its own; 'extra' holds further splits"
+                yield Fault(message, code="reserved-name", fix="rename the split", path=("extra", name))
 
 
 class WarmStart(Spec):

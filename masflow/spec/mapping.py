@@ -32,11 +32,14 @@ Roles = Annotated[
 Either = Discriminator(by_shape("<inline>", "<name>"))
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Spec):
     """AdamW and its schedule, which follows the run's step."""
 
     lr: float = Field(default=1e-5, gt=0)
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
     eps: float = Field(default=1e-8, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
@@ -44,6 +47,20 @@ class Optimizer(Spec):
     final_lr_frac: float = Field(default=0.0, ge=0, le=1)
     """Where the schedule ends, as a share of `lr`."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+
+    hints: ClassVar[dict[str, str]] = {
+        "learning_rate": "lr",
+        "warmup": "warmup_steps",
+        "clip": "max_grad_norm",
+    }
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        if "final_lr_frac" in data and data.get("schedule", "constant") == "constant":
+            message = "'final_lr_frac' belongs to a schedule that falls, and this one is constant"
+            yield Fault(
+                message, code="useless-key", fix="add 'schedule: linear' (or cosine)", path=("final_lr_frac",)
+            )
 
 
 class Lora(Spec):

@@ -114,6 +114,11 @@ class Role(HasReply):
 
     @classmethod
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        for key in ("prompt", "system", "next_prompt"):
+            if isinstance(data.get(key), str) and not data[key].strip():
+                yield Fault(
+                    f"'{key}' is empty", code="empty", fix="name a file or write a template", path=(key,)
+                )
         if data.get("copies") is not None and data.get("names") is not None:
             message = "a role has 'copies' (all speak at once) or 'names' (one speaks), not both"
             yield Fault(message, code="copies-and-names", fix="remove one of them", path=("names",))
