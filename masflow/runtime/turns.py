@@ -54,6 +54,7 @@ def _open(
     item.member = _member(node, role, item, templates)
     if role.members:
         templates.names["me"] = item.member  # type: ignore[index]
+    templates.names["memory"] = []  # type: ignore[index]
     templates.names.update(templates.value("with", node.with_))  # type: ignore[attr-defined]
     held = item.board.conversations.get(_thread_name(node, role, item))
     if held is None:

@@ -46,6 +46,20 @@ def test_a_chain_hands_values_on(played: Play):
     assert one.predecessors == {one.turns[0].id: (), one.turns[1].id: (one.turns[0].id,)}
 
 
+def test_memory_is_an_empty_list_where_nothing_is_recalled(played: Play):
+    one = played(
+        """
+        name: remember
+        roles: {a: {prompt: "{% for m in memory %}{{ m }}{% endfor %}recalled: {{ memory | len }}"}}
+        nodes: {say: {role: a}}
+        edges: [start -> say -> end]
+        """,
+        {"a": ["fine"]},
+        {},
+    )
+    assert prompts(one) == ["recalled: 0"]
+
+
 def test_a_loop_ends_when_its_condition_fails(played: Play):
     one = played(
         """
