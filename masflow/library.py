@@ -153,12 +153,14 @@ def copy_library(folder: Path) -> list[Path]:
         for path, inside in files
         if (folder / inside).exists() and not _same(path, folder / inside)
     ]
-    if folder.exists() and not folder.is_dir():
-        problems.append(
-            Problem.at(
-                Where(str(folder)), "file-exists", "this is a file, not a folder", "choose a new folder"
-            )
+    parents = {folder / parent for _, inside in files for parent in inside.parents}
+    problems += [
+        Problem.at(
+            Where(str(path)), "file-exists", "this is a file, not a folder", "move it, or choose a new folder"
         )
+        for path in sorted(parents)
+        if path.exists() and not path.is_dir()
+    ]
     if problems:
         raise SpecError(problems)
     written: list[Path] = []

@@ -103,7 +103,7 @@ class Spec(BaseModel):
 
     @classmethod
     def _odd_numbers(cls, data: dict[str, Any]) -> Iterator[Fault]:
-        """Text and truth values where a number belongs: pydantic would turn `true` into 1 and `"7"` into 7."""
+        """Text and truth values where a number belongs: pydantic turns `true` into 1 and `"7"` into 7."""
         for name, field in cls.model_fields.items():
             key = field.alias or name
             value = data.get(key)
