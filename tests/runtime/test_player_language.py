@@ -50,7 +50,7 @@ def test_memory_is_an_empty_list_where_nothing_is_recalled(played: Play):
     one = played(
         """
         name: remember
-        roles: {a: {prompt: "{% for m in memory %}{{ m }}{% endfor %}recalled: {{ memory | len }}"}}
+        roles: {a: {prompt: "{% for m in memory %}{{ m }}{% endfor %}recalled: {{ memory | length }}"}}
         nodes: {say: {role: a}}
         edges: [start -> say -> end]
         """,
