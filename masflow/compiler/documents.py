@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,11 @@ class Doc:
             return None, ""
         if not raw or re.search(r"\s|\{\{", raw):
             return raw, ""
-        found = self.resolve(raw, "prompt file", problems, *path)
+        missing: list[Problem] = []
+        found = self.resolve(raw, "prompt file", missing, *path)
         if found is None:
+            hint = "; a prompt written in place has a blank or {{ in it"
+            problems.extend(replace(p, fix=p.fix + hint) for p in missing)
             return "", raw
         try:
             return found.read_text(encoding="utf-8"), str(found)

@@ -17,10 +17,11 @@ from masflow.compiler.digest import sealed
 from masflow.compiler.graph import Graph
 from masflow.compiler.lower import Lowering, doc_of
 from masflow.compiler.overrides import overridden
+from masflow.compiler.pairs import plan_problems
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.policies import Names, link_models
 from masflow.compiler.team import graphs_below, team_of
-from masflow.compiler.verify import verify_graphs, verify_plan
+from masflow.compiler.verify import verify_graphs
 from masflow.errors import Problem, SpecError
 from masflow.project import Loaded, load, resolve
 from masflow.spec.experiment import Experiment, WorkflowUse
@@ -121,7 +122,7 @@ def verify(draft: Draft) -> None:
         draft.problems.extend(verify_graphs(draft.root, draft.graphs, changed, incomplete, docs))
         draft.verified = dict(draft.graphs)
     if draft.plan is not None:
-        draft.problems.extend(verify_plan(draft.plan, draft.experiment))
+        draft.problems.extend(plan_problems(draft.plan, draft.experiment))
 
 
 def link_mapping(draft: Draft) -> None:

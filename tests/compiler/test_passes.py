@@ -8,6 +8,7 @@ import pytest
 from masflow import passes
 from masflow.compiler import compile_experiment
 from masflow.compiler.explain import explain
+from masflow.compiler.graph import END, Arrow, Node
 from masflow.compiler.plan import Plan
 from masflow.errors import SpecError
 from masflow.spec.base import Spec
@@ -33,10 +34,20 @@ class Last(Fewer):
         return replace(plan, sampler=replace(plan.sampler, kind="last"))
 
 
+class Breaking(Fewer):
+    """Adds a node that no edge reaches."""
+
+    def apply(self, plan: Plan) -> Plan:
+        lost = Node("lost", "set", (Arrow((END,)),))
+        graph = replace(plan.graph, nodes=(*plan.graph.nodes, lost))
+        return replace(plan, workflows={**plan.workflows, plan.root: graph})
+
+
 @pytest.fixture
 def plan_of(project, tiny, monkeypatch):
     monkeypatch.setitem(passes.BUILT_IN, "fewer", Fewer)
     monkeypatch.setitem(passes.BUILT_IN, "last", Last)
+    monkeypatch.setitem(passes.BUILT_IN, "breaking", Breaking)
     return lambda text: compile_experiment(
         project({**tiny, "tiny.yaml": tiny["tiny.yaml"] + f"passes: {text}\n"})
     )
@@ -60,6 +71,7 @@ def test_a_pass_changes_the_digest(plan_of):
     ("text", "code", "said"),
     [
         ("[last, fewer]", "pass-order", "swap the two"),
+        ("[breaking]", "unreachable-node", "no path leads from start to 'lost'"),
         ("[fewr]", "unknown-pass", "write 'fewer'"),
         ("[fewer: {sample: 3}]", "pass-setting", "sample"),
         ("[fewer: {samples: many}]", "pass-setting", "samples"),
