@@ -76,8 +76,8 @@ class Sampler:
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     """Invert the cumulative distribution of softmax(logits) at the uniforms.
 
-    In two stages, since a cumulative sum over the whole vocabulary is slow: first the slice of the vocabulary,
-    then the token in it. Sums across slices are float64.
+    In two stages, since a cumulative sum over the whole vocabulary is slow: first the slice of it, then the
+    token in the slice. Sums across slices are float64.
 
     Args:
         logits_BV: (B, V); -inf is never drawn.

@@ -217,7 +217,7 @@ def test_adapters_are_independent_bit_for_bit(group_plan: MakePlan, tmp_path: Pa
         for policy in ("m/asker", "m/judge"):
             _one_step(group, policy)
         weights = _weights(group)
-        other = group._learners["m/judge"].optimizer
+        other = group.policies.learners["m/judge"].optimizer
         assert other is not None
         states = [v.clone() for s in other.state.values() for v in s.values()]
         judged = group.generate(_requests("m/judge", 5))
@@ -311,15 +311,17 @@ def test_adapters_start_from_a_shared_full_warm_start(group_plan: MakePlan, tmp_
 def test_the_disabled_adapter_is_the_reference_of_a_fresh_one(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan("lora", ("asker",)), tmp_path) as group:
         group.snapshot_reference()
-        assert group._learners["m/asker"].reference is None
+        assert group.policies.learners["m/asker"].reference is None
         assert _one_step(group, "m/asker", 0, LossSpec(kl_weight=0.5))["kl_ref"] == pytest.approx(
             0.0, abs=1e-2
         )
         before = _weights(group)
         assert _one_step(group, "m/asker", 1, LossSpec(kl_weight=0.5))["kl_ref"] > 1e-6
         group.snapshot_reference()
-        reference = group._learners["m/asker"].reference
-        assert reference is not None and reference.keys() == group._learners["m/asker"].parameters.keys()
+        reference = group.policies.learners["m/asker"].reference
+        assert (
+            reference is not None and reference.keys() == group.policies.learners["m/asker"].parameters.keys()
+        )
         assert _moved(before, _weights(group))
 
 
@@ -330,7 +332,7 @@ def test_a_kl_pulls_back_to_the_start(group_plan: MakePlan, tmp_path: Path) -> N
             for step in range(6):
                 _one_step(group, "m", step, LossSpec(kl_weight=weight, kl_estimator="k2"))
             rows = group.experience.rows([r.turn_id for r in group.generate(_requests("m", 50))])
-            learner = group._learners["m"]
+            learner = group.policies.learners["m"]
             with learner.as_reference():
                 at_start = group.trainer.logprobs(rows, [0.8] * len(rows))
             return sum(
@@ -368,7 +370,7 @@ def test_a_reset_optimizer_forgets_its_moments(group_plan: MakePlan, tmp_path: P
 
 
 def _optimizer_steps(group: ModelGroup) -> set[int]:
-    made = group._learners["m"].optimizer
+    made = group.policies.learners["m"].optimizer
     return set() if made is None else {int(state["step"]) for state in made.state.values()}
 
 
@@ -377,7 +379,7 @@ def test_settings_of_a_policy_reach_its_optimizer(group_plan: MakePlan, tmp_path
     spec = Optimizer(lr=3e-4, betas=(0.5, 0.6), weight_decay=0.2, eps=1e-7)
     with _group(group_plan(optimizer=spec), tmp_path) as group:
         assert _one_step(group, "m")["lr"] == 3e-4
-        made = group._learners["m"].optimizer
+        made = group.policies.learners["m"].optimizer
         assert made is not None
         settings = made.param_groups[0]
         assert (settings["betas"], settings["weight_decay"], settings["eps"]) == ((0.5, 0.6), 0.2, 1e-7)

@@ -1,0 +1,231 @@
+"""The policies of one physical model: who is on, whose weights learn, and how they are saved, exactly.
+
+One policy is the whole model, or each is an adapter on its backbone. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+from masflow.compiler.plan import ModelIR, PolicyIR
+from masflow.errors import RunError
+from masflow.models import adapters, saving
+from masflow.models.bases import Base, mix_seed
+from masflow.models.trainer import Learner
+from masflow.spec.mapping import ConfigBase
+
+__all__ = ["Policies"]
+
+BACKBONE = "(backbone)"
+"""File name and key of the weights under adapters."""
+
+
+class Policies:
+    """Weights, versions and optimizers of a model's policies; at any time one of them is on."""
+
+    def __init__(self, model: ModelIR, base: Base, seed: int):
+        """Attach fresh adapters where the mapping asks for them."""
+        self.model, self.base = model, base
+        self.by_name: dict[str, PolicyIR] = {p.name: p for p in model.policies}
+        self.versions = dict.fromkeys(self.by_name, 0)
+        self.of_member = {role: p.name for p in model.policies for role in p.roles}
+        self.has_adapters = model.train == "lora"
+        self._on: str | None = None
+        self._changed: set[str] = {p.name for p in model.policies if p.train}
+        weights = adapters.base_parameters(base.model)
+        backbone = {name: p for name, p in weights.items() if name not in self._frozen_names()}
+        self.backbone = Learner(BACKBONE, backbone)
+        self.learners = {
+            name: Learner(name, backbone if self._learns(name) else weights) for name in self.by_name
+        }
+        if self.has_adapters:
+            names = [_adapter(p) for p in model.policies]
+            adapters.attach(base.model, names, model.lora, mix_seed(seed, model.name + "/lora"))
+            for p in model.policies:
+                self.learners[p.name] = Learner(p.name, adapters.adapter_parameters(base.model, _adapter(p)))
+
+    def _learns(self, name: str) -> bool:
+        return self.by_name[name].train
+
+    def _frozen_names(self) -> set[str]:
+        """Embeddings that the base's config freezes, under every name that they are tied to."""
+        spec = self.model.base
+        if not isinstance(spec, ConfigBase) or "embeddings" not in spec.freeze:
+            return set()
+        weight = self.base.model.get_input_embeddings().weight
+        return {name for name, p in self.base.model.named_parameters(remove_duplicate=False) if p is weight}
+
+    # -- who is on --------------------------------------------------------------------------------
+
+    def switch(self, policy: str) -> int:
+        """Let a policy speak and learn; returns its version.
+
+        Raises:
+            RunError: this model has no such policy.
+        """
+        if policy not in self.by_name:
+            raise RunError(
+                f"model '{self.model.name}' has no policy '{policy}'; it has: {', '.join(self.by_name)}"
+            )
+        if self.has_adapters and self._on != policy:
+            adapters.activate(self.base.model, _adapter(self.by_name[policy]))
+        self._on = policy
+        return self.versions[policy]
+
+    @contextmanager
+    def learning(self, policy: str) -> Iterator[Learner]:
+        """Inside the block the policy is on, and exactly its weights take gradients.
+
+        Raises:
+            RunError: the policy is frozen.
+        """
+        self.switch(policy)
+        if not self._learns(policy):
+            raise RunError(
+                f"policy '{policy}' is frozen", "leave its roles out of training, or write `train: full`"
+            )
+        with _gradients(self.learners[policy]):
+            yield self.learners[policy]
+
+    @contextmanager
+    def learning_backbone(self) -> Iterator[Learner]:
+        """As `learning`, for the backbone under adapters that are still fresh; all versions go up."""
+        if not self.has_adapters:
+            raise RunError(f"model '{self.model.name}' has no adapters", "train its policy instead")
+        with adapters.switched_off(self.base.model), _gradients(self.backbone):
+            yield self.backbone
+        self._changed.add(BACKBONE)
+        for policy in self.versions:
+            self.versions[policy] += 1
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """The bare backbone, for the length of the block."""
+        return adapters.switched_off(self.base.model) if self.has_adapters else nullcontext()
+
+    # -- optimizers and references ----------------------------------------------------------------
+
+    def reset_optimizers(self) -> None:
+        for learner in (*self.learners.values(), self.backbone):
+            learner.optimizer = None
+
+    def snapshot_reference(self) -> None:
+        """Keep today's weights as the KL's reference; of a fresh adapter, the bare backbone."""
+        for learner in (self.learners[name] for name in self.by_name if self._learns(name)):
+            weights = {name: p.detach().clone() for name, p in learner.parameters.items()}
+            is_fresh = self.has_adapters and not any(
+                bool(w.any()) for n, w in weights.items() if "lora_B" in n
+            )
+            learner.reference, learner.has_reference = (None if is_fresh else weights), True
+
+    # -- on disk ----------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write the policies whose weights aren't the base's own, optimizers, versions, random state."""
+        for name in (name for name in self.by_name if name in self._changed):
+            saving.save_learner(folder, self.learners[name])
+        if BACKBONE in self._changed:
+            saving.save_learner(folder, self.backbone)
+        torch.save(torch.get_rng_state(), folder / "random.pt")
+        facts = {
+            "model": self.model.name,
+            "train": self.model.train,
+            "policies": {p.name: {"adapter": p.adapter, "roles": list(p.roles)} for p in self.model.policies},
+            "versions": self.versions,
+            "changed": sorted(self._changed),
+            "has_reference": sorted(n for n, learner in self.learners.items() if learner.has_reference),
+        }
+        saving.write_facts(folder, facts)
+
+    def load(self, folder: Path) -> None:
+        """The exact reverse of `save`.
+
+        Raises:
+            RunError: the folder belongs to other policies or weights.
+        """
+        facts = saving.read_facts(folder)
+        if set(facts["policies"]) != set(self.by_name) or facts["train"] != self.model.train:
+            known = ", ".join(facts["policies"])
+            message = f"{folder} holds the policies {known} ({facts['train']})"
+            raise RunError(message, "use the mapping that it was saved with")
+        self._changed = set(facts["changed"])
+        if BACKBONE in self._changed:
+            saving.load_learner(folder, self.backbone)
+        for name, learner in self.learners.items():
+            if name in self._changed:
+                saving.load_learner(folder, learner)
+            learner.has_reference = name in facts["has_reference"]
+        self.versions = {name: int(facts["versions"][name]) for name in self.by_name}
+        torch.set_rng_state(torch.load(folder / "random.pt", weights_only=True))
+
+    def start_from(self, policy: str, models: Path) -> None:
+        """Take a policy's weights, no optimizer, from the models of an earlier run's checkpoint.
+
+        Full to full, adapter to adapter with its backbone, full to the backbone under adapters. The earlier
+        policy is the one of the same name, else the one that played these roles, else the only one.
+
+        Args:
+            models: the checkpoint's folder of models.
+        Raises:
+            RunError: no such policy or several, or its weights don't fit.
+        """
+        part, source = _find_policy(self.by_name[policy], models)
+        facts = saving.read_facts(part)
+        is_adapter = facts["train"] == "lora"
+        if is_adapter and not self.has_adapters:
+            raise RunError(
+                f"policy '{policy}' is full, and {part} holds the adapter '{source}'", "write `train: lora`"
+            )
+        if self.has_adapters and (not is_adapter or BACKBONE in facts["changed"]):
+            self._load_backbone(
+                policy, part / f"{BACKBONE if is_adapter else saving.file_name(source)}.safetensors"
+            )
+        if is_adapter or not self.has_adapters:
+            file = part / f"{saving.file_name(source)}.safetensors"
+            saving.load_weights(file, self.learners[policy].parameters)
+        self._changed.add(policy)
+
+    def _load_backbone(self, policy: str, file: Path) -> None:
+        before = saving.checksum(self.backbone.parameters)
+        saving.load_weights(file, self.backbone.parameters)
+        if BACKBONE in self._changed and saving.checksum(self.backbone.parameters) != before:
+            message = (
+                f"policy '{policy}': {file} isn't the backbone that the model's other adapters start from"
+            )
+            raise RunError(message, "start all adapters of a model from one run")
+        self._changed.add(BACKBONE)
+
+
+def _find_policy(policy: PolicyIR, models: Path) -> tuple[Path, str]:
+    """(model's folder, name) of the earlier policy that this one starts from."""
+    parts = sorted(p for p in models.glob("*") if p.is_dir())
+    known = {(part, n): fact for part in parts for n, fact in saving.read_facts(part)["policies"].items()}
+    same_name = [place for place in known if place[1] == policy.name]
+    same_roles = [place for place, fact in known.items() if set(fact["roles"]) & set(policy.roles)]
+    found = same_name or same_roles or list(known)
+    if len(found) != 1:
+        names = ", ".join(name for _, name in known) or "none"
+        raise RunError(
+            f"can't tell which policy of {models.parent} '{policy.name}' starts from; it holds: {names}"
+        )
+    return found[0]
+
+
+@contextmanager
+def _gradients(learner: Learner) -> Iterator[None]:
+    """Exactly this learner's weights take gradients inside the block; none do after it."""
+    for parameter in learner.parameters.values():
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in learner.parameters.values():
+            parameter.requires_grad_(False)
+
+
+def _adapter(policy: PolicyIR) -> str:
+    """PEFT's name of a policy's adapter; it may hold no dots."""
+    return f"policy_{(policy.adapter or 'default').replace('.', '_').replace('/', '_')}"
