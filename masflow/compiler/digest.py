@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
+from masflow.spec.base import STORED
 
 __all__ = ["dump_plan", "load_plan", "plan_data", "sealed"]
 
@@ -46,7 +47,7 @@ def load_plan(text: str) -> Plan:
         RunError: not a plan, or one of another version of masflow.
     """
     try:
-        return _adapter().validate_json(text)
+        return _adapter().validate_json(text, context=STORED)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

@@ -9,13 +9,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from masflow.errors import closest
 
 JsonValue = object
 """Anything that JSON can hold; strings may be templates."""
+
+STORED = {"stored": True}
+"""Validation context of data that a spec wrote: it names every field, so its keys say nothing."""
 
 NUMBERS = (int, float, int | None, float | None)
 NAME = re.compile(r"[A-Za-z_]\w*\Z")
@@ -84,8 +87,9 @@ class Spec(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _all_at_once(cls, data: Any, handler: Callable[[Any], Any]) -> Any:
-        if isinstance(data, BaseModel):
+    def _all_at_once(cls, data: Any, handler: Callable[[Any], Any], info: ValidationInfo) -> Any:
+        """With `context=STORED` the data came out of a spec: every field is there, defaults too."""
+        if isinstance(data, BaseModel) or info.context == STORED:
             return handler(data)
         data = cls.longhand(data)
         if not isinstance(data, dict):
@@ -93,13 +97,8 @@ class Spec(BaseModel):
         found = [*cls._unknown_keys(data), *cls._odd_numbers(data), *cls.faults(data)]
         if not found:
             return handler(data)
-        details = [_detail(fault) for fault in found]
-        try:
-            handler({k: v for k, v in data.items() if k in cls.model_fields or k in cls.known_keys()})
-        except ValidationError as error:
-            seen = {fault.path for fault in found}
-            details += [_again(e) for e in error.errors(include_url=False) if e["loc"] not in seen]
-        raise ValidationError.from_exception_data(cls.__name__, details)
+        known = {k: v for k, v in data.items() if k in cls.model_fields or k in cls.known_keys()}
+        raise with_faults(found, known, handler)
 
     @classmethod
     def _odd_numbers(cls, data: dict[str, Any]) -> Iterator[Fault]:
@@ -133,6 +132,18 @@ class Spec(BaseModel):
                 )
 
 
+def with_faults(found: Iterable[Fault], value: Any, handler: Callable[[Any], Any]) -> ValidationError:
+    """The error that holds both what was found by hand and what validating the rest finds."""
+    found = list(found)
+    details = [_detail(fault) for fault in found]
+    try:
+        handler(value)
+    except ValidationError as error:
+        seen = {fault.path for fault in found}
+        details += [_again(e) for e in error.errors(include_url=False) if e["loc"] not in seen]
+    return ValidationError.from_exception_data("document", details)
+
+
 def _detail(fault: Fault) -> InitErrorDetails:
     error = PydanticCustomError("fault", "{text}", {"text": fault.message, "fault": fault})
     return InitErrorDetails(type=error, loc=(), input=None)
@@ -146,7 +157,7 @@ def _again(error: Any) -> InitErrorDetails:
     return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"], ctx=error.get("ctx", {}))
 
 
-def fault_of(error: Any) -> ValueError | None:
+def fault_of(error: Any) -> Fault | Faults | None:
     """The `Fault` or `Faults` behind one entry of `ValidationError.errors()`, if there is one."""
     context = error.get("ctx", {})
     found = context.get("fault") or context.get("error")

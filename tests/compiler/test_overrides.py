@@ -41,7 +41,7 @@ def test_params_of_a_workflow_named_by_its_file_can_be_set(set_):
 
 
 def test_a_mapping_written_in_place_can_be_set(set_):
-    assert set_({"mapping.models.policy.context": "64"}).models[0].context == 64
+    assert set_({"mapping.models.policy.context": "640"}).models[0].context == 640
 
 
 @pytest.mark.parametrize(
