@@ -33,7 +33,7 @@ def draw_curves(records: Sequence[Record], png: Path, svg: Path) -> None:
     figure.subplots_adjust(left=0.06, right=0.985, bottom=0.075, top=0.95, wspace=0.13, hspace=0.28)
     train = [record for record in records if record["kind"] == "train"]
     _held_out(axes[0][0], [record for record in records if record["kind"] == "eval"])
-    _by_role(axes[0][1], train, "training reward", lambda role: role.get("reward"))
+    _training(axes[0][1], train)
     _learnable(axes[1][0], train)
     _rates(axes[1][1], train)
     for axis in axes.flat:
@@ -71,6 +71,7 @@ def _held_out(axis: Axes, records: Sequence[Record]) -> None:
     for (role, metric), colour in zip(others, COLOURS, strict=False):
         points = [(r["step"], r["roles"].get(role, {}).get(metric)) for r in records]
         _line(axis, points, f"{role} {metric}", color=colour, marker=".")
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
 
 
 RATES = ("turns", "reward", "malformed_frac", "truncated_frac", "reply_tokens")
@@ -79,6 +80,23 @@ RATES = ("turns", "reward", "malformed_frac", "truncated_frac", "reply_tokens")
 def own_metrics(role: dict[str, Any]) -> list[str]:
     """Names of a role's own correctness: rewards paid to its turns alone."""
     return [name for name in role if name not in RATES]
+
+
+def _training(axis: Axes, train: Sequence[Record]) -> None:
+    """Each role's reward, one line where all roles are paid alike; beside it each role's own correctness."""
+    title = "training reward and each role's own correctness"
+    rewards = [{role: found.get("reward") for role, found in record["roles"].items()} for record in train]
+    if all(len(set(found.values())) <= 1 for found in rewards):
+        axis.set_title(title, loc="left", fontsize=10)
+        team = [next(iter(found.values()), None) for found in rewards]
+        _line(axis, list(zip((r["step"] for r in train), team, strict=True)), "team", color="black")
+    else:
+        _by_role(axis, train, title, lambda role: role.get("reward"))
+    own = {(role, name) for r in train for role, found in r["roles"].items() for name in own_metrics(found)}
+    for (role, metric), colour in zip(sorted(own), COLOURS * len(own), strict=False):
+        points = [(r["step"], r["roles"].get(role, {}).get(metric)) for r in train]
+        _line(axis, points, f"{role} {metric}", color=colour, alpha=0.8)
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
 
 
 def _by_role(

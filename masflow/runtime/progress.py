@@ -82,7 +82,11 @@ class Display:
         begun = f"resumed at step {facts['step']}" if facts["resumed"] else "new run"
         self._say(f"{begun} in {facts['out']}")
         for name, model in facts["models"].items():
-            self._say(f"  {name}: " + ", ".join(f"{key} {value}" for key, value in model.items()))
+            learned = sum(model["trainable"].values())
+            sizes = (
+                f"{model['parameters']:,} parameters, {learned:,} trained, vocabulary {model['vocabulary']:,}"
+            )
+            self._say(f"  {name}: {sizes}, context {model['context']}, {model['dtype']} on {model['device']}")
 
     def _on_warm_start(self, facts: dict[str, Any]) -> None:
         self._bar("warm start", facts["step"], self.warm_steps)
