@@ -558,3 +558,50 @@ def test_chance_in_templates_is_drawn_from_the_turns_seed(played: Play):
     first, second = played(workflow, {"a": ["1"]}), played(workflow, {"a": ["1"]})
     assert prompts(first) == prompts(second)
     assert prompts(first)[0] != prompts(first)[1]
+
+
+def test_a_sub_workflow_runs_once_an_item_and_a_malformed_one_is_null(played: Play):
+    workflow = """
+        name: many
+        task: {topics: [str]}
+        workflows:
+          team:
+            name: team
+            task: {about: str}
+            roles: {worker: {prompt: "about {{ about }}", reply: {tag: t}}}
+            nodes: {ask: {role: worker}}
+            edges: [start -> ask -> end]
+            output: {said: "{{ ask.t }}"}
+        nodes:
+          research: {workflow: team, foreach: topics, as: topic, args: {about: "{{ topic }}"}}
+        edges: [start -> research -> end]
+        output: {said: "{{ research.said }}"}
+    """
+    script = {"worker": lambda r: "no tag" if "dogs" in r.messages[-1].content else "<t>fine</t>"}
+    one = played(workflow, script, {"topics": ["cats", "dogs"]})
+    assert (one.outcome, one.output) == ("ok", {"said": ["fine", None]})
+    assert [turn.path[0].item for turn in one.turns] == [0, 1]
+    assert [turn.superstep for turn in one.turns] == [1, 1]
+
+
+def test_a_sub_workflow_that_ends_early_ends_its_parent(played: Play):
+    strict = SUB.replace('| string }}"}', '| string }}", reply: {tag: text}}')
+    one = played(strict, {"worker": ["no tag"]}, {"topic": "cats"})
+    assert (one.outcome, len(one.turns)) == ("malformed", 1)
+    assert "research/ask" in one.detail
+
+
+def test_state_starts_from_templates_and_refuses_values_of_another_type(played: Play):
+    workflow = """
+        name: typed
+        params: {k: 2}
+        task: {n: any}
+        state: {n: {type: int, default: "{{ params.k * 2 }}"}}
+        nodes: {put: {set: {n: "{{ n or state.n + 1 }}"}}}
+        edges: [start -> put -> end]
+        output: {n: "{{ state.n }}"}
+    """
+    assert played(workflow, {}, {"n": None}).output == {"n": 5}
+    wrong = played(workflow, {}, {"n": "five"})
+    assert (wrong.outcome, wrong.output) == ("tool_error", {"n": 4})
+    assert "state.n: expected int, got 'five'" in wrong.detail
