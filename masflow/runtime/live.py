@@ -44,11 +44,7 @@ class GraphInfo:
         self.sampling: dict[str, SamplingParams] = {}
         """By role, filled as roles speak."""
         self.recorded = recorded_nodes(graph)
-        roles = {
-            name
-            for name, role in self.roles.items()
-            if CHANCE.search(f"{role.prompt} {role.system} {role.next_prompt}")
-        }
+        roles = {name for name, role in self.roles.items() if CHANCE.search(repr(role))}
         self.chance = {
             n.name for n in graph.nodes if CHANCE.search(repr(n)) or n.role in roles or (roles and n.among)
         }
