@@ -34,6 +34,7 @@ KINDS: dict[str, type[Spec]] = {
 """Every kind of document and its spec."""
 ROOT_SIGNS = ("workflows", "pyproject.toml", ".git")
 MAX_BYTES = 8_000_000
+MAX_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,11 @@ def _missing(ref: str, tried: list[Path], where: Where, what: str, root: Path) -
         if near
         else f"create it as {_short(tried[0], root)}"
     )
+    if len(ref) > MAX_SHOWN or "\n" in ref:
+        shown = repr(ref[:MAX_SHOWN])
+        return Problem.at(
+            where, "missing-file", f"{what} {shown} … isn't a file's name", "write a file's name"
+        )
     places = ", ".join(_short(path, root) for path in tried)
     return Problem.at(where, "missing-file", f"{what} '{ref}' not found; tried {places}", fix)
 
@@ -204,7 +210,8 @@ def _checked_kind(data: object, source: Source, kind: str) -> str:
     others = {other: _score(keys, other) for other in KINDS}
     told = max(others, key=lambda other: others[other])
     if others[told] and not others[kind]:
-        message = f"this is a {told} document; a {kind} belongs here"
+        article = "an" if told == "experiment" else "a"
+        message = f"this is {article} {told} document; a {kind} belongs here"
         raise SpecError(Problem.at(source.where(), "wrong-document", message, f"name a {kind} file"))
     return kind
 

@@ -7,11 +7,22 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from masflow.compiler import check
 from masflow.errors import SpecError
 from masflow.project import KINDS, Source, load_data
+from masflow.spec import experiment as spec_experiment
+from masflow.spec import fields as spec_fields
+from masflow.spec import mapping as spec_mapping
+from masflow.spec import replies as spec_replies
+from masflow.spec import rewards as spec_rewards
+from masflow.spec import roles as spec_roles
+from masflow.spec import runtime as spec_runtime
+from masflow.spec import workflow as spec_workflow
+from masflow.spec.base import Spec
+from masflow.spec.problems import problems_of
 from masflow.spec.yaml import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,3 +176,34 @@ def test_any_data_of_a_builder_ends_in_a_spec_or_a_spec_error(kind, value):
         load_data(value, Source("<python>"), kind, ROOT)
     except SpecError as error:
         assert error.problems
+
+
+MODULES = (
+    (spec_workflow, spec_roles, spec_rewards, spec_fields),
+    (spec_replies, spec_mapping, spec_experiment, spec_runtime),
+)
+SPECS = sorted(
+    {
+        cls
+        for modules in MODULES
+        for module in modules
+        for cls in vars(module).values()
+        if isinstance(cls, type) and issubclass(cls, Spec) and cls is not Spec
+    },
+    key=lambda cls: cls.__name__,
+)
+ODD = VALUES | st.sampled_from(
+    ["end", "lora", "frozen", "rest", "per_role", "role", "turn", 0, -1, [], {}, [None], {"a": None}]
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from(SPECS), st.data())
+def test_any_values_of_known_keys_make_an_object_or_a_validation_error_of_our_words(spec, data):
+    keys = data.draw(st.lists(st.sampled_from(spec.known_keys()), unique=True))
+    document = {key: data.draw(ODD) for key in keys}
+    try:
+        spec.model_validate(document)
+    except ValidationError as error:
+        problems = problems_of(error, document, Source("x").where, {})
+        assert problems and all(p.message and p.fix and p.code for p in problems)

@@ -88,6 +88,6 @@ class StateField(Spec):
             "add": ("int", "float"),
             "update": ("record",),
         }
-        if merge in needs and type_.kind not in (*needs[merge], "any"):
+        if isinstance(merge, str) and merge in needs and type_.kind not in (*needs[merge], "any"):
             message = f"merge rule '{merge}' needs a {' or '.join(needs[merge])}; the type is {type_}"
             yield Fault(message, code="wrong-merge", fix="choose another merge rule or type", path=("merge",))

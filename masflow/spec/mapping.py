@@ -12,6 +12,9 @@ from masflow.spec.names import NameList, check_names
 
 
 def _roles(value: object) -> object:
+    if not isinstance(value, (str, list, tuple)):
+        message = f"'roles' is a list of roles, or rest; got {'null' if value is None else repr(value)}"
+        raise Fault(message, code="wrong-type", fix="write [NAME, NAME] or rest")
     if isinstance(value, str) and value != "rest":
         raise Fault(f"'{value}' isn't a list of roles, nor 'rest'", code="wrong-type", fix=f"write [{value}]")
     if isinstance(value, (list, tuple)) and "rest" in value:

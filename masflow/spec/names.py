@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, WrapValidator
 
-from masflow.spec.base import NAME, Fault, Faults, JsonValue
+from masflow.spec.base import NAME, Fault, JsonValue, with_faults
 
 FUNCTION = re.compile(r"[^\s:]+:[A-Za-z_]\w*\Z")
 """`file.py:name` or `module:name`."""
@@ -52,17 +53,17 @@ def check_names(what: str, *, reserved: bool = False, some: bool = False) -> Any
         some: the mapping may not be empty.
     """
 
-    def check(values: Any) -> Any:
+    def check(values: Any, handler: Callable[[Any], Any]) -> Any:
         if not isinstance(values, dict):
-            return values
+            return handler(values)
         if some and not values:
             raise Fault(f"no {what} is named", code="empty", fix=f"add a {what}")
         faults = [f.below(name) for name in values if (f := name_fault(name, what, reserved=reserved))]
         if faults:
-            raise Faults(faults)
-        return values
+            raise with_faults(faults, values, handler)
+        return handler(values)
 
-    return AfterValidator(check)
+    return WrapValidator(check)
 
 
 def _as_name(value: str) -> str:

@@ -23,6 +23,8 @@ EXPECTED = {
     "model": "a mapping",
     "mapping": "a mapping",
 }
+UNIONS = {"<name>": "a name, or a mapping"}
+"""What a value may be where a document is named or written in place."""
 BOUNDS = {
     "greater_than": "more than",
     "greater_than_equal": "at least",
@@ -42,12 +44,10 @@ def problems_of(
         path = _path(entry["loc"], lines, keep=entry["type"] == "missing")
         own = fault_of(entry)
         if own is None:
-            fault = _translate(entry, str(path[-1]) if path else "")
-            faults = (fault,)
+            faults: tuple[Fault, ...] = (_translate(entry, path),)
         else:
             faults = own.faults if isinstance(own, Faults) else (own,)
         for fault in faults:
-            assert isinstance(fault, Fault)
             full = (*path, *_path(fault.path, (), keep=True))
             found.append(
                 Problem.at(where(*full), fault.code, fault.message, fault.fix or "see the language reference")
@@ -80,29 +80,37 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _translate(entry: Any, key: str) -> Fault:
+def _translate(entry: Any, path: tuple[str | int, ...]) -> Fault:
     kind, value, context = entry["type"], entry["input"], entry.get("ctx", {})
+    key = str(path[-1]) if path else "the document"
+    name = f"entry {key} of '{path[-2]}'" if len(path) > 1 and isinstance(path[-1], int) else f"'{key}'"
     if kind == "missing":
         return Fault(f"missing key '{key}'", code="missing-key", fix=f"add '{key}: …'")
     if kind in ("literal_error", "enum"):
         return _choice(key, value, context)
     if kind in BOUNDS:
         bound = next(iter(context.values()))
-        message = f"'{key}' is {_shown(value)}; it must be {BOUNDS[kind]} {bound}"
+        message = f"{name} is {_shown(value)}; it must be {BOUNDS[kind]} {bound}"
         return Fault(message, code="out-of-bounds", fix=f"write a number that is {BOUNDS[kind]} {bound}")
     if key in EXPRESSION_KEYS and kind.startswith("string"):
         message = f"'{key}' is a bare expression, but YAML reads {_shown(value)} here"
         return Fault(message, code="unquoted-expression", fix=f'write the expression in quotes: {key}: "…"')
     base = kind.split("_")[0]
+    expected = UNIONS.get(str(entry["loc"][-1]) if entry["loc"] else "", EXPECTED.get(base, ""))
+    if base in EXPECTED and value is None:
+        fix = (
+            "write text, or remove it" if base == "string" else f"write something below '{key}', or remove it"
+        )
+        return Fault(f"{name} is empty (null); it must be {expected}", code="wrong-type", fix=fix)
     if base in EXPECTED:
         fix = (
             f"write [{value}]"
             if base in ("tuple", "list") and isinstance(value, str)
-            else f"write {EXPECTED[base]}"
+            else f"write {expected}"
         )
-        return Fault(f"'{key}' must be {EXPECTED[base]}; got {_shown(value)}", code="wrong-type", fix=fix)
+        return Fault(f"{name} must be {expected}; got {_shown(value)}", code="wrong-type", fix=fix)
     message = entry["msg"].removeprefix("Value error, ")
-    return Fault(f"'{key}': {message}; got {_shown(value)}", code="bad-value", fix=f"correct '{key}'")
+    return Fault(f"{name}: {message}; got {_shown(value)}", code="bad-value", fix=f"correct {name}")
 
 
 def _choice(key: str, value: object, context: dict[str, Any]) -> Fault:

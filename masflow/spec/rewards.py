@@ -80,7 +80,7 @@ class Reward(Spec):
             yield Fault(f"'{have}' needs '{need}'", code="measure-and-pay", fix=fix, path=(have,))
         if measured:
             yield from cls._measured(data)
-        elif data.get("level", "trajectory") in ("trajectory", None):
+        elif data.get("level") in ("trajectory", None):
             for key in ("roles", "nodes"):
                 if data.get(key) is not None:
                     message = (
@@ -88,13 +88,13 @@ class Reward(Spec):
                     )
                     fix = "write 'to', or add 'level: role'" if key == "roles" else "add 'level: turn'"
                     yield Fault(message, code="useless-key", fix=fix, path=(key,))
-        elif data.get("to") is not None:
+        elif data.get("to") is not None and data["level"] in ("turn", "role"):
             message = f"'to' belongs to a trajectory's reward; this one is of level {data['level']}"
             yield Fault(message, code="useless-key", fix="write 'roles'", path=("to",))
 
     @classmethod
     def _measured(cls, data: dict[str, Any]) -> Iterator[Fault]:
-        if data.get("level") not in (None, "turn"):
+        if data.get("level") in ("role", "trajectory"):
             message = f"a measured reward pays turns; 'level' is {data['level']}"
             yield Fault(message, code="measure-and-pay", fix="remove 'level'", path=("level",))
         if data.get("pay") == {}:

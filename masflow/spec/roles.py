@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from masflow.spec.base import Fault, Spec, by_shape
-from masflow.spec.names import NameList, check_names
+from masflow.spec.base import Fault, Faults, Spec, by_shape
+from masflow.spec.names import NameList, name_fault
 from masflow.spec.replies import HasReply
 from masflow.spec.types import TypeField
 
@@ -65,6 +65,9 @@ def _count(value: object) -> object:
             code="out-of-bounds",
             fix="write how many speak",
         )
+    if not isinstance(value, (int, str, type(None))):
+        message = f"'copies' is a number; got {value!r}"
+        raise Fault(message, code="wrong-type", fix="write how many speak")
     if isinstance(value, str) and "{{" not in value:
         raise Fault(
             f"'copies' is a number; got '{value}'",
@@ -75,15 +78,21 @@ def _count(value: object) -> object:
 
 
 def _family(value: object) -> object:
+    if value is None:
+        return value
     if isinstance(value, str):
         if "{{" not in value:
             fix = f"write [{value}, …], or a template"
             raise Fault(f"'names' is a list; got '{value}'", code="wrong-type", fix=fix)
         return value
-    if isinstance(value, (list, tuple)):
-        if not value:
-            raise Fault("'names' is empty", code="empty", fix="name at least one member")
-        check_names("member").func({str(v): None for v in value})
+    if not isinstance(value, (list, tuple)):
+        message = f"'names' is a list of names; got {value!r}"
+        raise Fault(message, code="wrong-type", fix="write [NAME, NAME]")
+    if not value:
+        raise Fault("'names' is empty", code="empty", fix="name at least one member")
+    faults = [f.below(i) for i, name in enumerate(value) if (f := name_fault(name, "member", reserved=False))]
+    if faults:
+        raise Faults(faults)
     return value
 
 
@@ -104,7 +113,7 @@ class Role(HasReply):
     handoff: Handoff | None = None
     copies: Annotated[int | str, BeforeValidator(_count)] | None = None
     """N mappable members NAME_0 … NAME_{N-1} that speak concurrently; a template over params is allowed."""
-    names: Annotated[tuple[str, ...] | str, BeforeValidator(_family)] | None = None
+    names: Annotated[NameList | str, BeforeValidator(_family)] | None = None
     """A family: one mappable member a name; `me` in its prompt is the member's name."""
 
     hints: ClassVar[dict[str, str]] = {

@@ -86,8 +86,9 @@ class NodeBase(Spec):
                         fix=f"add 'foreach: EXPR', or remove '{key}'",
                         path=(key,),
                     )
-        both = [name for name in data.get("write") or {} if name in (data.get("set") or {})]
-        for name in both:
+        write, replace = data.get("write"), data.get("set")
+        merged, replaced = (set(part) if isinstance(part, dict) else set() for part in (write, replace))
+        for name in sorted(merged & replaced, key=str):
             message = f"'{name}' is both merged ('write') and replaced ('set')"
             yield Fault(message, code="write-and-set", fix="keep one of the two", path=("set", name))
 
