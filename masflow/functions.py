@@ -20,6 +20,7 @@ from typing import Any
 from masflow.compiler.graph import FunctionIR
 from masflow.errors import Problem, RunError, Where, boundary
 from masflow.probe import load_module
+from masflow.spec.types import parse_type
 
 MAX_STARTS = 8
 """Processes that one inspection starts at most, after crashes and endless loops of single files."""
@@ -120,6 +121,8 @@ def _result(line: dict[str, Any], where: Where) -> FunctionIR | Problem:
         params=tuple(line["params"]),
         required=tuple(line["required"]),
         nullable=tuple(line["nullable"]),
+        types={name: parse_type(kind) for name, kind in line.get("types", {}).items()},
+        summary=line.get("summary", ""),
     )
 
 

@@ -101,6 +101,7 @@ def _hash(module: types.ModuleType) -> str:
 
 
 def _signature(function: Callable[..., Any]) -> dict[str, Any]:
+    summary = (inspect.getdoc(function) or "").strip().split("\n\n")[0].replace("\n", " ")
     if inspect.isclass(function):  # a tool made once and then called: its arguments are those of the call
         function = functools.partial(function.__call__, None)
     try:
@@ -123,13 +124,31 @@ def _signature(function: Callable[..., Any]) -> dict[str, Any]:
             required.append(name)
         if p.default is None or _may_be_null(hints.get(name, p.annotation)):
             nullable.append(shown)
-    return {"params": params, "required": required, "nullable": nullable}
+    kinds = {name: _type(hints[name]) for name in params if name in hints}
+    types = {name: kind for name, kind in kinds.items() if kind is not None}
+    return {"params": params, "required": required, "nullable": nullable, "types": types, "summary": summary}
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     with boundary("annotations"):
         return typing.get_type_hints(function)
     return {}
+
+
+def _type(annotation: Any) -> Any:
+    """In the type language (`str`, `int?`, `[str]`, `[go, stop]`); None where there is no word."""
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in (str, int, float, bool):
+        return annotation.__name__
+    if origin is list:
+        kind = _type(inside[0])
+        return None if kind is None else [kind]
+    if origin is typing.Literal and len(inside) > 1 and all(isinstance(word, str) for word in inside):
+        return list(inside)
+    if origin in (typing.Union, types.UnionType) and type(None) in inside and len(inside) == 2:
+        kind = _type(next(a for a in inside if a is not type(None)))
+        return f"{kind}?" if isinstance(kind, str) else None
+    return None
 
 
 def _may_be_null(annotation: Any) -> bool:

@@ -124,3 +124,20 @@ def test_a_function_that_cannot_be_loaded_is_a_run_error(tmp_path, text):
     write(tmp_path, "r.py", text)
     with pytest.raises(RunError):
         load_callable("r.py:f", tmp_path)
+
+
+def test_annotations_and_the_docstring_describe_a_function_to_a_model(tmp_path: Path):
+    (tmp_path / "fns.py").write_text(
+        "from typing import Literal\n"
+        "def f(a: str, b: int | None, c: list[float], d: Literal['x', 'y'], e: dict, g=1) -> str:\n"
+        "    '''Says it\n    all.\n\n    Not this.'''\n"
+    )
+    found = inspect_functions([("fns.py:f", Where())], tmp_path)["fns.py:f"]
+    assert isinstance(found, FunctionIR)
+    assert {name: str(kind) for name, kind in found.types.items()} == {
+        "a": "str",
+        "b": "int?",
+        "c": "[float]",
+        "d": "[x, y]",
+    }
+    assert found.summary == "Says it all."

@@ -72,8 +72,8 @@ def _bound_tool(tool: ToolIR, known: Mapping[str, FunctionIR]) -> ToolIR:
         return tool
     function = known.get(tool.function.ref, tool.function)
     offered = [p for p in function.params if p not in tool.settings and p not in ("state", "**")]
-    parameters = tool.parameters or dict.fromkeys(offered, ANY)
-    return replace(tool, function=function, parameters=parameters)
+    parameters = tool.parameters or {name: function.types.get(name, ANY) for name in offered}
+    return replace(tool, function=function, parameters=parameters, summary=tool.summary or function.summary)
 
 
 def _bound_reward(reward: RewardIR, known: Mapping[str, FunctionIR]) -> RewardIR:

@@ -102,6 +102,10 @@ class FunctionIR:
     required: tuple[str, ...] = ()
     nullable: tuple[str, ...] = ()
     """Parameters that may be null (annotated optional, or not annotated, or with default None)."""
+    types: dict[str, Type] = field(default_factory=dict, compare=False)
+    """Of the annotated parameters, where the type language has a word for it."""
+    summary: str = field(default="", compare=False)
+    """First paragraph of its docstring."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def call(name: str, **arguments: object) -> str:
 
 REACT = """
     name: react
-    tools: {double: {use: "fns.py:double", summary: Twice a number., parameters: {n: int}}}
+    tools: {double: {use: "fns.py:double"}}
     roles:
       solver: {prompt: "solve it", reply: {tag: answer}, tools: [double], max_calls: 2}
     nodes: {solve: {role: solver}}
