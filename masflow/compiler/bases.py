@@ -69,6 +69,10 @@ def _resolve_config(
             where = source.where(*at, "tokenizer", "wordpiece", "files", i)
             try:
                 found = resolve(expand_data(name, root, where), path, root, where, "text file")
+                if not found.is_file():
+                    message = f"text file '{name}' is a folder"
+                    problems.append(Problem.at(where, "not-a-file", message, "name a file inside it"))
+                    continue
                 files.append(str(found))
                 hashes.append(file_hash(found))
             except SpecError as error:

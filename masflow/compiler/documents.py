@@ -99,12 +99,17 @@ class Doc:
             return None
 
     def data_file(self, raw: str, what: str, problems: list[Problem], *path: str | int) -> Path | None:
-        """A data path with its variables expanded, found."""
+        """A data path with its variables expanded, found, and a file."""
         try:
-            return self.resolve(str(expand_data(raw, self.root, self.where(*path))), what, problems, *path)
+            found = self.resolve(expand_data(raw, self.root, self.where(*path)), what, problems, *path)
         except SpecError as error:
             problems.extend(error.problems)
             return None
+        if found is not None and not found.is_file():
+            message = f"{what} '{raw}' is a folder"
+            problems.append(Problem.at(self.where(*path), "not-a-file", message, "name a file inside it"))
+            return None
+        return found
 
 
 def is_file_function(ref: str) -> bool:

@@ -29,6 +29,8 @@ __all__ = ["MERGE_RULES", "Lowering", "doc_of"]
 
 MERGE_RULES = ("replace", "append", "extend", "add", "union", "update")
 MAX_DEPTH = 16
+MAX_PLACES = 1024
+"""Sub-workflow calls, calls inside them counted, that one team may have."""
 
 
 def doc_of(loaded: Loaded[Any], spec: ws.Workflow | None = None, prefix: tuple[str | int, ...] = ()) -> Doc:
@@ -47,6 +49,7 @@ class Lowering:
     _key_of: dict[tuple[Any, ...], str] = field(default_factory=dict)
     _stack: list[tuple[Any, ...]] = field(default_factory=list)
     _loaded: dict[Path, Loaded[Any] | None] = field(default_factory=dict)
+    _places: dict[str, int] = field(default_factory=dict)
 
     def workflow(
         self, doc: Doc, params: Mapping[str, Any], *at: str | int, by: Doc | None = None
@@ -59,12 +62,14 @@ class Lowering:
             The graph's name in `graphs`; None when it can't be lowered (a recursion).
         """
         place = (str(doc.path), doc.prefix, id(doc.spec) if doc.path is None else 0)
-        if place in self._stack or len(self._stack) >= MAX_DEPTH:
-            message = f"workflow '{doc.spec.name}' calls itself"
-            where = (by or doc).where(*at)
-            self.problems.append(
-                Problem.at(where, "recursive-workflow", message, "write the repetition as a loop")
-            )
+        where = (by or doc).where(*at)
+        if place in self._stack:
+            message, fix = f"workflow '{doc.spec.name}' calls itself", "write the repetition as a loop"
+            self.problems.append(Problem.at(where, "recursive-workflow", message, fix))
+            return None
+        if len(self._stack) >= MAX_DEPTH:
+            message = f"sub-workflows are nested more than {MAX_DEPTH} deep"
+            self.problems.append(Problem.at(where, "too-many-calls", message, "nest them less"))
             return None
         params = self._params(doc, params, by or doc, at)
         identity = (*place, json.dumps(params, sort_keys=True, default=str))
@@ -77,6 +82,14 @@ class Lowering:
         self._stack.append(place)
         self.graphs[key] = _GraphLowering(self, doc, key, params).graph()
         self._stack.pop()
+        called = [node.workflow for node in self.graphs[key].nodes if node.workflow]
+        self._places[key] = 1 + sum(self._places[name] for name in called)
+        if self._places[key] > MAX_PLACES:
+            message = f"workflow '{key}' calls {self._places[key]} sub-workflows, those inside them counted"
+            fix = f"at most {MAX_PLACES} are allowed: use foreach, or fewer levels"
+            self.problems.append(Problem.at(doc.where("nodes"), "too-many-calls", message, fix))
+            self.graphs[key] = replace(self.graphs[key], nodes=_without_calls(self.graphs[key]))
+            self._places[key] = 1
         return key
 
     def _new_key(self, doc: Doc) -> str:
@@ -354,6 +367,10 @@ class _GraphLowering:
 
     def _problem(self, code: str, message: str, fix: str, *at: str | int) -> None:
         self.problems.append(Problem.at(self.doc.where(*at), code, message, fix))
+
+
+def _without_calls(graph: Graph) -> tuple[Node, ...]:
+    return tuple(replace(node, workflow=None) for node in graph.nodes)
 
 
 def _kind(node: Any) -> Any:

@@ -150,6 +150,17 @@ def test_two_workflows_that_call_each_other_are_refused(project):
     assert [p.code for p in caught.value.problems] == ["recursive-workflow"]
 
 
+def test_calls_that_multiply_are_refused_before_they_fill_the_memory(project):
+    text = (
+        "name: wI\nnodes: {a: {workflow: wJ.yaml}, b: {workflow: wJ.yaml}}\nedges: [start -> a -> b -> end]\n"
+    )
+    files = {f"w{i}.yaml": text.replace("I", str(i)).replace("J", str(i + 1)) for i in range(14)}
+    last = "name: w14\nnodes: {a: {set: {}}}\nedges: [start -> a -> end]\n"
+    with pytest.raises(SpecError) as caught:
+        compile_workflow(project({**files, "w14.yaml": last}))
+    assert {p.code for p in caught.value.problems} == {"too-many-calls"}
+
+
 def test_problems_of_several_kinds_come_together(project):
     text = (
         HEAD
