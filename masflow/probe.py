@@ -136,7 +136,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _type(annotation: Any) -> Any:
-    """In the type language (`str`, `int?`, `[str]`, `[go, stop]`); None where there is no word."""
+    """In the type language: `str`, `int?`, `[str]`, `[go, stop]`; None where there is no word."""
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in (str, int, float, bool):
         return annotation.__name__

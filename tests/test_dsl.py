@@ -244,8 +244,11 @@ def test_a_nullable_list_is_refused_because_the_language_has_none():
         Workflow("x", task={"a": list[str] | None})
 
 
-def test_a_spec_dumped_as_yaml_data_reads_back_equal():
-    for path in sorted((ROOT / "workflows").glob("*.yaml")):
-        loaded = load(path)
-        again = load_data(loaded.spec.model_dump(exclude_unset=True), loaded.source, "workflow", loaded.root)
-        assert again.spec == loaded.spec
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_spec_dumped_as_data_reads_back_equal(whole):
+    for folder in ("workflows", "mappings", "runtime", "examples"):
+        for path in sorted((ROOT / folder).glob("*.yaml")):
+            loaded = load(path)
+            data = loaded.spec.model_dump(exclude_unset=not whole)
+            again = load_data(data, loaded.source, loaded.kind, loaded.root)
+            assert again.spec == loaded.spec, path

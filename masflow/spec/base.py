@@ -76,6 +76,13 @@ class Spec(BaseModel):
         return tuple(f.alias or name for name, f in cls.model_fields.items() if not f.exclude)
 
     @classmethod
+    def says(cls, data: dict[str, Any], key: str) -> bool:
+        """Whether the data gives a key another value than its default: a dump says nothing new."""
+        default = cls.model_fields[key].get_default(call_default_factory=True)
+        plain = default.model_dump() if isinstance(default, BaseModel) else default
+        return key in data and data[key] is not None and data[key] != default and data[key] != plain
+
+    @classmethod
     def longhand(cls, data: Any) -> Any:
         """Turn a shorthand into the mapping form; raises `Fault` when it can't."""
         return data

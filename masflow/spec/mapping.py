@@ -59,7 +59,7 @@ class Optimizer(Spec):
 
     @classmethod
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
-        if "final_lr_frac" in data and data.get("schedule", "constant") == "constant":
+        if cls.says(data, "final_lr_frac") and data.get("schedule", "constant") == "constant":
             message = "'final_lr_frac' belongs to a schedule that falls, and this one is constant"
             yield Fault(
                 message, code="useless-key", fix="add 'schedule: linear' (or cosine)", path=("final_lr_frac",)
@@ -143,7 +143,7 @@ class Model(Spec):
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
         lora = data.get("train") == "lora"
         for key in ("lora", "adapters"):
-            if data.get(key) is not None and not lora:
+            if cls.says(data, key) and not lora:
                 message = (
                     f"'{key}' belongs to 'train: lora'; this model is trained {data.get('train', 'full')}"
                 )

@@ -104,5 +104,5 @@ class Reward(Spec):
             ("to", "name roles in 'pay'"),
             ("roles", "name roles in 'pay'"),
         ):
-            if data.get(key) is not None:
+            if cls.says(data, key):
                 yield Fault(f"'{key}' isn't read beside 'measure'", code="useless-key", fix=fix, path=(key,))

@@ -131,7 +131,7 @@ class Role(HasReply):
         if data.get("copies") is not None and data.get("names") is not None:
             message = "a role has 'copies' (all speak at once) or 'names' (one speaks), not both"
             yield Fault(message, code="copies-and-names", fix="remove one of them", path=("names",))
-        if "max_calls" in data and not data.get("tools"):
+        if cls.says(data, "max_calls") and not data.get("tools"):
             message = "'max_calls' bounds calls of tools, and this role has none"
             yield Fault(
                 message,
