@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -21,9 +20,6 @@ from masflow.errors import RunError
 from masflow.spec.base import STORED
 
 __all__ = ["dump_plan", "load_plan", "plan_data", "sealed"]
-
-_PLACES = {"where", "prompt_file", "root_dir", "runtime", "digest", "groups", "path"}
-_FILE_FUNCTION = re.compile(r".*\.py:(\w+)\Z")
 
 
 @lru_cache(maxsize=1)
@@ -58,31 +54,52 @@ def load_plan(text: str) -> Plan:
 
 def sealed(plan: Plan) -> Plan:
     """The plan with its digest: 16 hexadecimal digits of SHA-256 over what the digest covers."""
-    data = _covered(plan_data(plan))
+    data = plan_data(plan)
+    for key in ("root_dir", "runtime", "digest", "groups"):
+        data.pop(key)
+    for graph in data["workflows"].values():
+        _strip_graph(graph)
     for model in data["models"]:
+        model.pop("where")
         model.pop("base")  # its hash says all
-    for schedule in (data["train"], data.get("warm_start") or {}):
+    for source in (source for sources in data["data"].values() for source in sources):
+        if source["is_file"]:
+            source.pop("path")
+    for schedule in (data["train"], data["warm_start"] or {}):
         for key in ("steps", "eval_every", "save_every", "keep", "data"):
             schedule.pop(key, None)
-    for graph in data["workflows"].values():
-        for tool in graph["tools"]:
-            _without_files(tool)
     text = json.dumps(data, sort_keys=True, ensure_ascii=True)
     return replace(plan, digest=hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _covered(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _covered(v) for k, v in value.items() if k not in _PLACES}
-    if isinstance(value, list):
-        return [_covered(v) for v in value]
-    if isinstance(value, str) and (match := _FILE_FUNCTION.match(value)):
-        return f".py:{match[1]}"  # where the file stands doesn't matter; its hash stands beside it
-    return value
+def _strip_graph(graph: dict[str, Any]) -> None:
+    """Takes out where things stand, in place; a function is known by its name and its file's hash."""
+    arrows = [*graph["start"], *(arrow for node in graph["nodes"] for arrow in node["arrows"])]
+    graph.pop("summary")
+    for part in (graph, *graph["roles"], *graph["tools"], *graph["nodes"], *graph["rewards"], *arrows):
+        part.pop("where")
+    functions = [*graph["functions"], *(tool["function"] for tool in graph["tools"])]
+    functions += [reward["function"] for reward in graph["rewards"] if reward["function"]]
+    functions += [entry["merge_function"] for entry in graph["state"] if entry["merge_function"]]
+    for function in functions:
+        function["ref"] = _function_name(function["ref"])
+    for entry in graph["state"]:
+        entry["merge"] = _function_name(entry["merge"])
+    for node in graph["nodes"]:
+        node.pop("prompt_file")
+        node["call"] = _function_name(node["call"]) if node["call"] else None
+        answer = node["human"]["in_training"] if node["human"] else None
+        if isinstance(answer, dict) and "call" in answer:
+            answer["call"] = _function_name(answer["call"])
+    for tool in graph["tools"]:
+        if tool["data_hash"]:
+            tool["settings"] = {k: v for k, v in tool["settings"].items() if not _is_place(v)}
 
 
-def _without_files(tool: dict[str, Any]) -> None:
-    if tool["data_hash"]:
-        tool["settings"] = {
-            k: v for k, v in tool["settings"].items() if not (isinstance(v, str) and v.startswith("/"))
-        }
+def _function_name(ref: str) -> str:
+    """Where its file stands doesn't matter."""
+    return ref.rpartition(":")[2] if ".py:" in ref else ref
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("/")

@@ -34,8 +34,9 @@ def digest(project, files, name="tiny.yaml", old="", new=""):
         ("tiny.yaml", "", "train: {seed: 1}\n"),
         ("tiny.yaml", "roles: rest", "roles: rest, per: role"),
         ("workflow.yaml", "visits.plan < 2", "visits.plan < 3"),
+        ("workflow.yaml", "{role: planner}", "{role: planner, with: {where: here, path: there}}"),
     ],
-    ids=["prompt", "function", "data", "base", "algorithm", "batch", "seed", "mapping", "condition"],
+    ids=["prompt", "function", "data", "base", "algorithm", "batch", "seed", "mapping", "condition", "with"],
 )
 def test_the_digest_changes_with_what_is_learned(project, files, change):
     assert digest(project, files) != digest(project, files, *change)
