@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -87,24 +85,28 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
 
 
+def located(path: Path | None, what: str) -> Path | None:
+    """The file that an argument means: `lib:NAME` is one of the library's. Raises SpecError."""
+    if path is None or not str(path).startswith("lib:"):
+        return path
+    from masflow.errors import Where
+    from masflow.library import find_in_library
+
+    return find_in_library(str(path).removeprefix("lib:"), Where(f"the command's {what}"), what)
+
+
 def compile_plan(
     experiment: Path, mapping: Path | None, runtime: Path | None, overrides: dict[str, str]
 ) -> Plan:
     """The plan of an experiment with the command's changes. Raises SpecError."""
     from masflow.compiler import compile_experiment
 
-    return compile_experiment(experiment, mapping=mapping, runtime=runtime, overrides=overrides)
-
-
-@contextmanager
-def threads_of(plan: Plan) -> Iterator[None]:
-    """Fixed threads, and quiet libraries, before a model is touched."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(plan.runtime.threads))
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    import torch
-
-    torch.set_num_threads(plan.runtime.threads)
-    yield
+    return compile_experiment(
+        located(experiment, "experiment") or experiment,
+        mapping=located(mapping, "mapping"),
+        runtime=located(runtime, "runtime"),
+        overrides=overrides,
+    )
 
 
 @app.command()
@@ -117,7 +119,7 @@ def check(
     from masflow import compiler
     from masflow.project import find_documents
 
-    files = [file for path in paths for file in find_documents(path)]
+    files = [file for path in paths for file in find_documents(located(path, "file") or path)]
     problems = [problem for file in files for problem in compiler.check(file)]
     if json_:
         print_json({"files": len(files), "problems": [asdict(problem) for problem in problems]})
@@ -161,9 +163,23 @@ def train(
     json_: Json = False,
 ) -> None:
     """Warm start, held-out score, reinforcement learning, held-out score."""
+    _launch(experiment, mapping, runtime, set_, out, resume, seeds=seeds, as_json=json_)
+
+
+def _launch(
+    experiment: Path,
+    mapping: Path | None,
+    runtime: Path | None,
+    pairs: list[str] | None,
+    out: Path | None,
+    resume: bool,
+    **options: Any,
+) -> None:
+    changes = overrides_of(pairs)
+    files = located(experiment, "experiment"), located(mapping, "mapping"), located(runtime, "runtime")
     from masflow.runtime.launch import launch
 
-    launch(experiment, mapping, runtime, overrides_of(set_), out, resume, seeds=seeds, as_json=json_)
+    launch(files[0] or experiment, *files[1:], changes, out, resume, **options)
 
 
 @app.command()
@@ -178,12 +194,8 @@ def sft(
     json_: Json = False,
 ) -> None:
     """Only the warm start: supervised training on the experiment's demonstrations."""
-    from masflow.runtime.launch import launch
-
-    changes = overrides_of(set_)
-    launch(
-        experiment, mapping, runtime, changes, out, resume, seeds=seeds, as_json=json_, only_warm_start=True
-    )
+    options = {"seeds": seeds, "as_json": json_, "only_warm_start": True}
+    _launch(experiment, mapping, runtime, set_, out, resume, **options)
 
 
 @app.command("eval")

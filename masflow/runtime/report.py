@@ -63,12 +63,12 @@ def result_text(result: dict[str, Any], experiment: Path) -> str:
     if (out / "curves.png").exists():
         lines += ["", f"curves   {shown}/curves.png"]
     lines += [f"run      {shown}", "", "next"]
-    lines += [
-        f"  masflow run {experiment} --checkpoint {shown}      watch the team work on one task",
-        f"  masflow eval {experiment} --checkpoint {shown} --samples 4",
-        f"  masflow train {experiment} --mapping mappings/separate.yaml      one model a role",
+    tries = [
+        ("watch the team work on one task", f"masflow run {experiment} --checkpoint {shown}"),
+        ("score it again, sampled", f"masflow eval {experiment} --checkpoint {shown} --samples 4"),
+        ("one model a role", f"masflow train {experiment} --mapping lib:separate"),
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {why:<33}{command}" for why, command in tries)])
 
 
 def scores(result: dict[str, Any]) -> list[str]:

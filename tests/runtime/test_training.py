@@ -24,6 +24,7 @@ from masflow.runtime.controller import train
 from masflow.runtime.rundir import Interrupted, RunDir, StopFlag, read_metrics
 
 Toy = Callable[..., Path]
+WARM_START = "warm_start: {data: demos.jsonl, steps: 4, batch: 4, optimizer: {lr: 5.0e-3}}\n"
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -204,6 +205,18 @@ def test_patience_ends_a_run_in_which_no_group_can_be_learned_from(toy: Toy, tmp
     assert checkpoints.read_state(last(tmp_path / "run")).step == 3
 
 
+def test_a_trainable_role_that_never_speaks_ends_the_run(toy: Toy, tmp_path: Path):
+    """Row of FIELD_PROBLEMS, Silent failures: a trainable agent yields no samples, only a warning."""
+    silent = (
+        ("echo: {role: echoer}", "echo: {role: echoer, when: \"word == 'nothing'\"}"),
+        ('args: {said: "{{ echo.text }}"', 'args: {said: "{{ call.text }}"'),
+        ('output: {said: "{{ echo.text }}"}', 'output: {said: "{{ call.text }}"}'),
+    )
+    experiment = toy(("steps: 4, tasks", "steps: 9, patience: 2, tasks"), (WARM_START, ""), workflow=silent)
+    with pytest.raises(RunError, match="'echoer' had no trainable turn: it never speaks"):
+        train(compile_experiment(experiment), tmp_path / "run")
+
+
 def test_the_first_non_finite_value_ends_the_run_and_names_the_turns(toy: Toy, tmp_path: Path):
     """Row of FIELD_PROBLEMS, Silent failures: NaN, then "!!!!" for ever."""
     plan = compile_experiment(
@@ -215,8 +228,7 @@ def test_the_first_non_finite_value_ends_the_run_and_names_the_turns(toy: Toy, t
 
 def test_replies_that_are_nearly_all_cut_are_warned_of_before_the_first_update(toy: Toy, tmp_path: Path):
     """Row of FIELD_PROBLEMS, Silent failures: the default generation limit truncates nearly all replies."""
-    warm = "warm_start: {data: demos.jsonl, steps: 4, batch: 4, optimizer: {lr: 5.0e-3}}\n"
-    plan = compile_experiment(toy((warm, "")), overrides={"train.steps": "1"})
+    plan = compile_experiment(toy((WARM_START, "")), overrides={"train.steps": "1"})
     told: list[tuple[str, str]] = []
     train(plan, tmp_path / "run", on_event=lambda kind, facts: told.append((kind, str(facts.get("message")))))
     probes = [i for i, (kind, text) in enumerate(told) if kind == "warning" and "length probe" in text]
