@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from masflow.errors import RunError
+
 __all__ = ["Backbone"]
 
 
@@ -17,10 +19,16 @@ class Backbone:
     """A Hugging Face causal model, split into the stack that makes hidden states and the head on top."""
 
     def __init__(self, model: Any):
+        """Raises RunError for an architecture that ignores attention masks or positions."""
         self.model = model.eval()
         self.head: nn.Module = model.get_output_embeddings()
         self.cap, self.scale = _logit_transform(model.config)
         self._is_split = self._head_agrees()
+        self._check_masks()
+
+    @property
+    def _takes_bool(self) -> bool:
+        return self.model.config._attn_implementation != "eager"
 
     @property
     def device(self) -> torch.device:
@@ -49,7 +57,7 @@ class Backbone:
         """
         arguments: dict[str, Any] = {"input_ids": ids_BT, "use_cache": cache is not None}
         if mask is not None:
-            arguments["attention_mask"] = mask
+            arguments["attention_mask"] = mask if self._takes_bool else _additive(mask, self.model.dtype)
         if positions_BT is not None:
             arguments["position_ids"] = positions_BT
         if cache is not None:
@@ -67,6 +75,27 @@ class Backbone:
         logits = logits if self.scale == 1.0 else logits * self.scale
         return torch.tanh(logits / self.cap) * self.cap if self.cap else logits
 
+    def _check_masks(self) -> None:
+        """Three tokens must give the same around a masked one as alone; packing and padding rest on it."""
+        ids_14 = torch.arange(4, device=self.device)[None] % self.vocab_size
+        mask = torch.ones(4, 4, dtype=torch.bool, device=self.device).tril()
+        mask[2:, 1] = False
+        positions_14 = torch.tensor([[0, 1, 1, 2]], device=self.device)
+        kept = torch.tensor([0, 2, 3], device=self.device)
+        name = self.model.config.model_type
+        fix = "use a decoder with rotary or learned positions, such as Qwen, Llama or GPT-2"
+        with torch.no_grad():
+            alone = self.hidden(ids_14[:, kept])
+            try:
+                around = self.hidden(ids_14, mask[None, None], positions_14)[:, kept]
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise RunError(
+                    f"models of type '{name}' take no mask and positions of ours: {error}", fix
+                ) from error
+        gap = float((alone - around).abs().max() / alone.abs().max())
+        if gap > (1e-3 if alone.dtype in (torch.float32, torch.float64) else 0.1):
+            raise RunError(f"models of type '{name}' ignore attention masks or positions", fix)
+
     def _head_agrees(self) -> bool:
         """Whether head(base(x)) is what the whole model computes; told by trying it on three tokens."""
         if self.head is None or self.model.base_model is self.model:
@@ -77,6 +106,12 @@ class Backbone:
             hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             parts = self._transform(self.head(hidden))
         return parts.shape == whole.shape and bool(torch.allclose(parts, _widen(whole), rtol=1e-3, atol=1e-3))
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query may look, the lowest number elsewhere: what eager attention adds to its scores."""
+    allowed = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return allowed.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def _widen(values: Tensor) -> Tensor:

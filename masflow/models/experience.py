@@ -102,7 +102,11 @@ class TokenTrace:
         self._db.execute(_SCHEMA)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Write rows in one transaction; the same turn again replaces its row (a resumed run)."""
+        """Write rows in one transaction; the same turn again replaces its row (a resumed run).
+
+        Raises:
+            RunError: the disk refuses.
+        """
         values = [
             (
                 r.turn_id,
@@ -117,9 +121,14 @@ class TokenTrace:
             )
             for r in rows
         ]
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR REPLACE INTO tokens VALUES (?,?,?,?,?,?,?,?,?)", values)
-        self._db.execute("COMMIT")
+        try:
+            self._db.execute("BEGIN")
+            self._db.executemany("INSERT OR REPLACE INTO tokens VALUES (?,?,?,?,?,?,?,?,?)", values)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise RunError(
+                f"can't write {self.path}: {error}", "make room on the disk, then go on with --resume"
+            ) from error
 
     def close(self) -> None:
         self._db.close()

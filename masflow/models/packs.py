@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from masflow.models.experience import Row
 
-__all__ = ["Budget", "MicroBatch", "pack"]
+__all__ = ["Budget", "MicroBatch", "budget_of", "pack"]
 
 
 _FULL = 0.75
@@ -36,6 +37,12 @@ class Budget:
     """Predictions times vocabulary entries."""
     mask: int = 1 << 26
     """Entries of the attention mask."""
+
+
+def budget_of(config: Any) -> Budget:
+    """A budget whose activations stay near 2 GB, told roughly: 40 numbers a hidden unit, layer and token."""
+    layers, width = int(config.num_hidden_layers), int(config.hidden_size)
+    return Budget(tokens=max(512, min(8192, 2_000_000_000 // (160 * layers * width))))
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
+from masflow.errors import RunError
 from masflow.models.experience import Row
 from masflow.trace import Message
 
 __all__ = ["ChatTokens", "Prompt"]
+
+_ROLES = "some templates know no system role: put its text into the prompt, or use another base"
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,12 @@ class ChatTokens:
         if self.tokenizer.chat_template is None:
             return self._plain(messages)
         chat = [{"role": m.role, "content": m.content} for m in messages]
-        return self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        try:
+            return self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        except TemplateError as error:
+            roles = " ".join(m.role for m in messages)
+            message = f"the base's chat template refuses the messages '{roles}': {error}"
+            raise RunError(message, _ROLES) from error
 
     def _plain(self, messages: Sequence[Message]) -> str:
         parts = [self.tokenizer.bos_token or ""]

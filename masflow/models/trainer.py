@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from masflow.errors import RunError
 from masflow.models.backbone import Backbone
 from masflow.models.experience import Row
-from masflow.models.packs import Budget, MicroBatch, pack
+from masflow.models.packs import Budget, MicroBatch, budget_of, pack
 from masflow.rl.losses import LossSpec, token_loss_BT
 from masflow.spec.mapping import Optimizer
 
@@ -127,7 +127,7 @@ class Trainer:
 
     def __init__(self, backbone: Backbone, dump_dir: Path, budget: Budget | None = None):
         self.backbone, self.dump_dir = backbone, dump_dir
-        self.budget = budget or Budget()
+        self.budget = budget or budget_of(backbone.model.config)
 
     # -- scoring ----------------------------------------------------------------------------------
 

@@ -66,8 +66,9 @@ def config_base(words_file: Path) -> Callable[..., ConfigBase]:
 def backbone(config_base: Callable[..., ConfigBase], tokenizer: Any) -> Callable[..., Backbone]:
     """`backbone(family, dtype)`: a model of random weights, gradients off."""
 
-    def make(family: str = "qwen3", dtype: torch.dtype = torch.float32) -> Backbone:
+    def make(family: str = "qwen3", dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> Backbone:
         model = make_model(config_base(family), tokenizer, seed=1)
+        model.set_attn_implementation(attention)
         return Backbone(model.to(dtype).requires_grad_(False))
 
     return make

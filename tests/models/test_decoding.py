@@ -8,7 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from masflow.errors import RunError
 from masflow.models.backbone import Backbone
 from masflow.models.decoding import Job, Sampled, decode, split_batches
 from masflow.models.engine import SamplingParams
@@ -47,6 +49,34 @@ def test_greedy_equals_generate(backbone: Make, family: str) -> None:
     assert [r.ids for r in ended] == [_by_generate(model, p, stop) for p in prompts]
     assert ended[2].finish == "stop" and ended[2].ids[-1] == stop and len(ended[2].ids) <= 4
     assert {len(r.ids) for r in ended} != {12}
+
+
+def test_equal_prompts_are_prefilled_once(backbone: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = backbone()
+    seen: list[tuple[int, ...]] = []
+    plain = model.hidden
+    monkeypatch.setattr(
+        model, "hidden", lambda ids, *rest: seen.append(tuple(ids.shape)) or plain(ids, *rest)
+    )
+    two = _prompts(2)
+    jobs = [Job(p, SamplingParams(max_tokens=3), s) for p in two for s in range(8)]
+    decode(model, jobs, frozenset())
+    assert seen == [(2, max(map(len, two))), (16, 1), (16, 1)]
+
+
+def test_plain_attention_gives_the_same(backbone: Make) -> None:
+    jobs = [Job(p, SamplingParams(max_tokens=6), i) for i, p in enumerate(_prompts(8))]
+    fast, eager = (
+        decode(backbone(), jobs, frozenset()),
+        decode(backbone(attention="eager"), jobs, frozenset()),
+    )
+    assert [r.ids for r in fast] == [r.ids for r in eager]
+
+
+def test_an_architecture_that_ignores_masks_is_refused() -> None:
+    config = AutoConfig.for_model("bloom", vocab_size=50, hidden_size=32, n_layer=1, n_head=2)
+    with pytest.raises(RunError, match="models of type 'bloom'"):
+        Backbone(AutoModelForCausalLM.from_config(config))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])

@@ -383,3 +383,22 @@ def test_settings_of_a_policy_reach_its_optimizer(group_plan: MakePlan, tmp_path
         assert made is not None
         settings = made.param_groups[0]
         assert (settings["betas"], settings["weight_decay"], settings["eps"]) == ((0.5, 0.6), 0.2, 1e-7)
+
+
+def test_a_trace_that_cannot_be_written_stops_the_run(group_plan: MakePlan, tmp_path: Path) -> None:
+    with _group(group_plan(), tmp_path) as group:
+        group.trace._db.execute("PRAGMA query_only=ON")
+        with pytest.raises(RunError, match=r"can't write .*m\.sqlite"):
+            group.generate(_requests("m"))
+
+
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_half_precision_trains(group_plan: MakePlan, tmp_path: Path, train: str) -> None:
+    plan = group_plan(train)
+    half = replace(plan.models[0], dtype="bfloat16")
+    with _group(replace(plan, models=(half,)), tmp_path) as group:
+        policy = half.policies[0].name
+        group.snapshot_reference()
+        metrics = _one_step(group, policy, 0, LossSpec(kl_weight=0.1, entropy=0.01))
+        assert group.describe()["dtype"] == "bfloat16" and metrics["grad_norm"] > 0
+        assert metrics["delivery_gap"] < 0.1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from masflow.errors import RunError
 from masflow.models.experience import Row
 from masflow.models.tokens import ChatTokens, Prompt
 from masflow.trace import Message
@@ -98,6 +99,15 @@ def test_a_stop_string_stays_in_the_ids_of_the_next_turn(tokenizer: Any) -> None
     ids = chat.reply("green say: blue")[:-1]
     second = chat.prompt(_after("green"), _row(chat, first, ids, "green"))
     assert second.ids[: second.prefix] == first.ids + ids and not second.forked
+
+
+def test_a_template_that_refuses_a_role_is_a_clear_error(tokenizer: Any) -> None:
+    chat = _chat(
+        tokenizer, "{{ raise_exception('no system role') if messages[0].role == 'system' }}" + APPENDS
+    )
+    assert chat.prompt((ASK,)).ids
+    with pytest.raises(RunError, match="refuses the messages 'system user': no system role"):
+        chat.prompt((Message("system", "say red"), ASK))
 
 
 def test_the_plain_template_joins_lines_and_ends_replies(tokenizer: Any) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from masflow.models.backbone import Backbone
 from masflow.models.decoding import Job, decode
 from masflow.models.engine import SamplingParams
 from masflow.models.experience import Row
-from masflow.models.packs import Budget
+from masflow.models.packs import Budget, budget_of
 from masflow.models.trainer import Learner, Trainer, learning_rate
 from masflow.rl.batch import TrainRow
 from masflow.rl.losses import LossSpec
@@ -66,9 +67,12 @@ def _trainer(backbone: Backbone, tmp_path: Path, budget: Budget | None = None) -
     return Trainer(backbone, tmp_path / "nonfinite", budget)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2"])
-def test_fresh_rows_have_the_engines_logprobs(backbone: Make, tmp_path: Path, family: str) -> None:
-    model = backbone(family)
+def test_fresh_rows_have_the_engines_logprobs(
+    backbone: Make, tmp_path: Path, family: str, attention: str
+) -> None:
+    model = backbone(family, attention=attention)
     rows = _sampled(model)
     for budget in (Budget(), Budget(tokens=1)):
         scored = _trainer(model, tmp_path, budget).logprobs(rows, [TEMPERATURE] * len(rows))
@@ -249,5 +253,12 @@ def test_the_schedule_by_hand() -> None:
     assert learning_rate(cosine, 4, 7) == pytest.approx(0.55) and learning_rate(
         cosine, 6, 7
     ) == pytest.approx(0.1)
-    constant = Optimizer(lr=0.5, final_lr_frac=0.1)
+    constant = Optimizer(lr=0.5)
     assert {learning_rate(constant, s, 5) for s in range(9)} == {0.5}
+
+
+def test_larger_models_get_smaller_micro_batches(backbone: Make) -> None:
+    config = backbone().model.config
+    assert budget_of(config).tokens == 8192
+    # 24 layers of 896: 2e9 / (160 * 24 * 896) = 581 tokens.
+    assert budget_of(SimpleNamespace(num_hidden_layers=24, hidden_size=896)).tokens == 581
