@@ -171,6 +171,8 @@ class Effect:
     error: str | None = None
     args: dict[str, Any] = field(default_factory=dict)
     duration_s: float = field(default=0.0, compare=False)
+    superstep: int = 0
+    """Of the latest turn before it; known in a trajectory."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     """Sorted by superstep, then path."""
     effects: tuple[Effect, ...]
+    """In the order in which they happened."""
     outcome: str
     detail: str
     output: dict[str, Any]

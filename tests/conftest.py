@@ -14,9 +14,9 @@ WORKFLOW = """
 name: echo
 task: {word: str, answer: {type: str, hidden: true}}
 roles:
-  caller: {prompt: "say {{ word }}", reply: {text: , max_tokens: 3, on_malformed: continue,
+  caller: {prompt: "say {{ word }}", reply: {max_tokens: 3, on_malformed: continue,
     default: {text: red}}}
-  echoer: {prompt: "hear {{ call.text }}", reply: {text: , max_tokens: 3}}
+  echoer: {prompt: "hear {{ call.text }}", reply: {max_tokens: 3}}
 nodes: {call: {role: caller}, echo: {role: echoer}}
 edges: [start -> call -> echo -> end]
 output: {said: "{{ echo.text }}"}

@@ -59,8 +59,10 @@ class Doc:
         missing: list[Problem] = []
         found = self.resolve(raw, "prompt file", missing, *path)
         if found is None:
-            hint = "; a prompt written in place has a blank or {{ in it"
-            problems.extend(replace(p, fix=p.fix + hint) for p in missing)
+            if not re.search(r"/|\.\w+\Z", raw):
+                hint = f'; a prompt of one word is taken for a file: to write the text itself: "{raw}\\n"'
+                missing = [replace(p, fix=p.fix + hint) for p in missing]
+            problems.extend(missing)
             return "", raw
         try:
             return found.read_text(encoding="utf-8"), str(found)

@@ -29,6 +29,8 @@ class Clock(NamedTuple):
     follows."""
     epoch: int = 0
     """How many of the state's forks lie before this place."""
+    effects: int = 0
+    """Tools, calls and people since the latest turn, one after the other."""
 
     def after(self, turn_id: str, epoch: int) -> Clock:
         return Clock(self.superstep + 1, (turn_id,), (), epoch)
@@ -40,11 +42,13 @@ def meet(fork: Clock, taken: Sequence[Clock], dropped: Sequence[Clock] = ()) -> 
     hidden = [turn for clock in taken for turn in clock.hidden]
     hidden += [turn for clock in dropped if clock.last != fork.last for turn in (*clock.last, *clock.hidden)]
     clocks = (fork, *taken)
+    latest = max(clock.superstep for clock in clocks)
     return Clock(
-        max(clock.superstep for clock in clocks),
+        latest,
         tuple(dict.fromkeys(last)) or fork.last,
         tuple(dict.fromkeys(hidden)),
         max(clock.epoch for clock in (*clocks, *dropped)),
+        max(clock.effects for clock in clocks if clock.superstep == latest),
     )
 
 

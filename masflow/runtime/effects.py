@@ -35,7 +35,7 @@ def _recorded(
 ) -> Any:
     """The value of an effect: from the record, from the demonstration, or by running it now."""
     key = effect_key(kind, path)
-    live.depends[key] = board.clock.last + board.clock.hidden
+    live.place(key, board)
     effect = live.state.effects.get(key)
     if effect is None:
         effect = _make(live, kind, path, args, run)
@@ -132,7 +132,7 @@ def _used(live: Live, play: Play, board: Board, tool: ToolIR, args: dict[str, An
 
 def _answer(live: Live, board: Board, path: Path, question: Question) -> Effect | None:
     key = effect_key("human", path)
-    live.depends[key] = board.clock.last + board.clock.hidden
+    live.place(key, board)
     effect = live.state.effects.get(key)
     script = live.state.script
     if effect is None and script is not None and script.has_value(path):

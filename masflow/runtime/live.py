@@ -198,6 +198,8 @@ class Live:
     turns: dict[str, Turn] = field(default_factory=dict)
     depends: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Turn id, or key of an effect → ids of the turns that it hangs on directly."""
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Key of an effect → superstep of the latest turn before it, and how many effects came in between."""
     moments: list[Moment] = field(default_factory=list)
     new: list[Request] = field(default_factory=list)
     questions: dict[str, Question] = field(default_factory=dict)
@@ -209,6 +211,14 @@ class Live:
     def demonstrated(self, path_text: str) -> bool:
         script = self.state.script
         return script is None or script.trains(path_text)
+
+    def place(self, key: str, board: Board) -> None:
+        """Note when an effect happens, once; the board moves on behind it."""
+        if key not in self.places:
+            clock = board.clock
+            self.depends[key] = clock.last + clock.hidden
+            self.places[key] = (clock.superstep, clock.effects)
+            board.clock = clock._replace(effects=clock.effects + 1)
 
     def epoch(self, clock: Clock, path_text: str) -> int:
         """Which of the state's keys the turn at this path belongs to."""

@@ -145,7 +145,11 @@ class Player:
             key=state.key,
             task=state.task,
             turns=turns,
-            effects=tuple(e for key, e in sorted(state.effects.items()) if key in live.depends),
+            effects=tuple(
+                replace(state.effects[key], superstep=live.places[key][0])
+                for key in sorted(live.places, key=lambda k: (*live.places[k], k))
+                if key in state.effects
+            ),
             outcome=outcome,
             detail=detail,
             output=output,

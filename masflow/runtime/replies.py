@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from masflow.errors import boundary
+from masflow.spec import patterns
 from masflow.spec.replies import (
     ChoiceReply,
     CodeReply,
@@ -214,13 +216,31 @@ def find_object(text: str) -> dict[str, Any]:
 
 
 def _schema_problem(value: Any, schema: dict[str, Any]) -> str | None:
-    from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
     with boundary("JSON Schema of the reply") as caught:
-        error = best_match(Draft202012Validator(schema).iter_errors(value))
+        error = best_match(_validator()(schema).iter_errors(value))
         return None if error is None else f"{error.json_path}: {error.message[:200]}"
     return caught.error
+
+
+@cache
+def _validator() -> Any:
+    """The validator of JSON Schema whose patterns have a time limit."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+    from jsonschema.validators import extend
+
+    def pattern(validator: Any, wanted: str, value: Any, schema: Any) -> Iterator[Any]:
+        if isinstance(value, str) and not _search(wanted, value):
+            yield ValidationError(f"{value!r} does not match {wanted!r}")
+
+    def pattern_properties(validator: Any, wanted: dict[str, Any], value: Any, schema: Any) -> Iterator[Any]:
+        for name, inner in wanted.items() if isinstance(value, dict) else ():
+            for key in [key for key in value if _search(name, key)]:
+                yield from validator.descend(value[key], inner, path=key, schema_path=name)
+
+    return extend(Draft202012Validator, {"pattern": pattern, "patternProperties": pattern_properties})
 
 
 def _choice(
@@ -233,10 +253,18 @@ def _choice(
 
 
 def _regex(spec: RegexReply, text: str, choices: object, stop: Sequence[str]) -> dict[str, Any]:
-    match = re.search(spec.regex, text)
+    match = _search(spec.regex, text)
     if match is None:
         raise _Malformed(f"the pattern {_short(spec.regex)} isn't found")
     return match.groupdict()
+
+
+def _search(pattern: str, text: str) -> Any:
+    try:
+        return patterns.search(pattern, text)
+    except TimeoutError:
+        message = f"the pattern {_short(pattern)} took more than {patterns.LIMIT_S:g} s on this text"
+        raise _Malformed(message) from None
 
 
 def _code(spec: CodeReply, text: str, choices: object, stop: Sequence[str]) -> dict[str, Any]:

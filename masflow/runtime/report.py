@@ -8,7 +8,7 @@ from typing import Any
 
 from masflow.runtime.curves import RATES, own_metrics
 from masflow.runtime.progress import number
-from masflow.trace import Scored, Turn, path_json
+from masflow.trace import Effect, Scored, Turn, path_json
 
 
 def table(rows: list[list[str]], indent: str = "  ") -> str:
@@ -90,8 +90,9 @@ def scores(result: dict[str, Any]) -> list[str]:
             rows.append(cells(f"{role} {metric}", *values))
     shown = {key for found in one["roles"].values() for key in found} | set(RATES)
     for metric in one["metrics"]:
-        if metric != name and metric not in shown:
-            rows.append(cells(metric, *(e.get("metrics", {}).get(metric) for e in (before, after))))
+        values = [e.get("metrics", {}).get(metric) for e in (before, after)]
+        if metric != name and metric not in shown and values != [None, None]:
+            rows.append(cells(metric, *values))
     return [f"held out, {one['episodes']} tasks", table(rows)]
 
 
@@ -113,15 +114,23 @@ def turn_text(turn: Turn, rewards: dict[str, float | None], total: float | None)
     return "\n".join(lines)
 
 
+def effect_text(effect: Effect) -> str:
+    """One tool's use, function's call or person's answer."""
+    place = "/".join(step.node for step in effect.path)
+    given = f" {effect.args}" if effect.args else ""
+    return f"── {place} · {effect.kind}{given}\n  result: {effect.error or effect.value}"
+
+
 def trajectory_text(scored: Scored) -> str:
     """One episode in the order in which things happened."""
     one = scored.trajectory
     lines = [f"task: {one.task}"]
-    for turn in one.turns:
-        lines += ["", turn_text(turn, scored.components.get(turn.id, {}), scored.totals.get(turn.id))]
-    for effect in one.effects:
-        value = effect.error or effect.value
-        lines += ["", f"── {effect.path[-1].node} · {effect.kind} {effect.args}", f"  result: {value}"]
+    for event in sorted((*one.turns, *one.effects), key=lambda event: event.superstep):
+        if isinstance(event, Turn):
+            text = turn_text(event, scored.components.get(event.id, {}), scored.totals.get(event.id))
+        else:
+            text = effect_text(event)
+        lines += ["", text]
     lines += [
         "",
         f"outcome: {one.outcome}" + (f" ({one.detail})" if one.detail else ""),

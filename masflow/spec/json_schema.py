@@ -128,7 +128,7 @@ def _reply(name: str, body: dict[str, Any], fields: dict[str, Any]) -> None:
         fields["choice"] = {"anyOf": [words, {"type": "string", "pattern": r"\{\{"}]}
     elif word == "code":
         fields["code"] = {"type": ["string", "null"]}
-    body["required"] = [word]
+    body["required"] = [] if word == "text" else [word]
 
 
 def _with_shorthand(name: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from masflow.errors import closest
+from masflow.spec import patterns
 from masflow.spec.base import NAME, Fault, JsonValue, Spec, by_shape, unknown_word
 from masflow.spec.types import Type, TypeField, word_text
 
 FORMATS = ("text", "tag", "tags", "json", "choice", "regex", "code")
+COMMON = ("max_tokens", "on_malformed", "default")
+"""Keys of every reply."""
 
 
 class Retry(Spec):
@@ -26,6 +30,8 @@ OnMalformed = Annotated[
 
 
 class ReplyBase(Spec):
+    hints: ClassVar[dict[str, str]] = {"retry": "on_malformed: {retry: 2}"}
+
     max_tokens: int = Field(default=256, ge=1)
     """Generation budget of one turn, in tokens."""
     on_malformed: OnMalformed | None = None
@@ -97,8 +103,8 @@ def _choice(value: object) -> object:
 
 def _pattern(value: str) -> str:
     try:
-        pattern = re.compile(value)
-    except (re.error, RecursionError, OverflowError) as error:
+        pattern = patterns.compiled(value)
+    except patterns.BadPattern as error:
         raise Fault(
             f"not a pattern: {error}", code="bad-regex", fix="correct the regular expression"
         ) from None
@@ -160,8 +166,10 @@ class CodeReply(ReplyBase):
 def normalise_reply(raw: object) -> object:
     """`text` → {format: text}; {tag: answer} → {format: tag, tag: answer}; {json: {…}} → fields or schema.
 
+    Without a format it is text.
+
     Raises:
-        Fault: no format, or several, with the known ones.
+        Fault: an unknown format, or several, with the known ones.
     """
     if isinstance(raw, ReplyBase):
         return raw
@@ -187,17 +195,22 @@ def normalise_reply(raw: object) -> object:
             code="bad-reply",
             fix=f"keep '{found[0]}'; several values in one reply are 'tags' or 'json'",
         )
-    if not found:
-        raise _no_format(raw)
-    return _long(found[0], raw)
+    if not found and (fault := _misspelt(raw)):
+        raise fault
+    return _long(found[0] if found else "text", {"text": None, **raw})
 
 
-def _no_format(raw: dict[Any, Any]) -> Fault:
-    misspelt = [key for key in raw if key not in ("max_tokens", "on_malformed", "default")]
-    if misspelt:
-        return unknown_word("reply format", misspelt[0], FORMATS, path=(misspelt[0],))
-    message = f"a reply has exactly one format of {', '.join(FORMATS)}; got none"
-    return Fault(message, code="bad-reply", fix="add one, such as 'tag: answer'")
+def _misspelt(raw: dict[Any, Any]) -> Fault | None:
+    """The fault of a reply without a format that has a key which is neither a format nor common to all."""
+    odd = next((key for key in raw if key not in COMMON), None)
+    if odd is None:
+        return None
+    if odd in ReplyBase.hints:
+        fix = f"write '{ReplyBase.hints[odd]}'"
+        return Fault(f"unknown key '{odd}'", code="unknown-key", fix=fix, path=(odd,))
+    if closest(str(odd), COMMON):
+        return unknown_word("key", odd, (*FORMATS, *COMMON), path=(odd,))
+    return unknown_word("reply format", odd, FORMATS, path=(odd,))
 
 
 def _long(name: str, raw: dict[Any, Any]) -> dict[Any, Any]:
@@ -207,7 +220,7 @@ def _long(name: str, raw: dict[Any, Any]) -> dict[Any, Any]:
         raise Fault(f"reply format '{name}' needs a value", code="bad-reply", fix=fix, path=(name,))
     if name == "text" and raw[name] is not None:
         raise Fault(
-            "reply format 'text' takes no value", code="bad-reply", fix="write {text: , …}", path=(name,)
+            "reply format 'text' takes no value", code="bad-reply", fix="write 'reply: text'", path=(name,)
         )
     long = {"format": name, **{k: v for k, v in raw.items() if k not in ("text", "json")}}
     if name == "code" and raw[name] is None:

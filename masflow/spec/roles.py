@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from masflow.spec.base import Fault, Faults, Spec, by_shape
 from masflow.spec.names import NameList, name_fault
-from masflow.spec.replies import HasReply
+from masflow.spec.replies import COMMON, FORMATS, HasReply
 from masflow.spec.types import TypeField
 
 
@@ -119,6 +119,7 @@ class Role(HasReply):
     hints: ClassVar[dict[str, str]] = {
         "model": "a mapping's models",
         "temperature": "sampling: {train: {temperature: …}}",
+        **{key: f"reply: {{{key}: …}}" for key in (*FORMATS, *COMMON)},
     }
 
     @classmethod

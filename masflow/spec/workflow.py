@@ -116,7 +116,9 @@ class RoleNode(NodeBase):
     prompt: str | None = None
     next_prompt: str | None = None
 
-    hints: ClassVar[dict[str, str]] = {"args": "with"}
+    hints: ClassVar[dict[str, str]] = {"args": "with"} | {
+        key: f"roles: {{NAME: {{{key}: …}}}}" for key in (*Role.model_fields,) if key not in ("prompt",)
+    }
 
     @classmethod
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:

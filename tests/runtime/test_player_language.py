@@ -480,7 +480,7 @@ def test_limits_end_an_episode_by_name(played: Play):
     loop = """
         name: limited
         limits: {LIMIT}
-        roles: {a: {prompt: "say x", reply: {text: , max_tokens: 5}}}
+        roles: {a: {prompt: "say x", reply: {max_tokens: 5}}}
         nodes: {say: {role: a}, stop: {role: a}}
         edges:
           - start -> say

@@ -1,6 +1,7 @@
 """Every reply format: what it reads, what it refuses and why, and that no text breaks it."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -144,3 +145,38 @@ def test_a_long_reply_takes_no_long_time(text: str):
         start = time.process_time()
         parse_reply(spec(raw), text)
         assert time.process_time() - start < 1
+
+
+EXPLODES = r"^(?P<x>(a|a)+)+$"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"regex": EXPLODES},
+        {"json": {"type": "object", "properties": {"a": {"type": "string", "pattern": EXPLODES}}}},
+        {"json": {"type": "object", "patternProperties": {EXPLODES: {"type": "string"}}}},
+    ],
+    ids=["regex", "schema", "schema keys"],
+)
+def test_a_pattern_that_backtracks_without_end_makes_the_reply_malformed(raw):
+    letters = "a" * 64 + "b"
+    text = letters if "regex" in raw else json.dumps({"a": letters, letters: "a"})
+    started = time.monotonic()
+    parsed = parse_reply(spec(raw), text)
+    assert not parsed.ok
+    assert "took more than" in parsed.reason
+    assert time.monotonic() - started < 10
+
+
+def test_patterns_of_a_schema_mean_what_they_say():
+    raw = {"json": {"type": "object", "properties": {"a": {"pattern": "^x"}},
+                    "patternProperties": {"^n_": {"type": "integer"}}}}  # fmt: skip
+    assert parse_reply(spec(raw), '{"a": "xy", "n_b": 3, "m": "free"}').ok
+    assert "does not match" in parse_reply(spec(raw), '{"a": "yx"}').reason
+    assert "$.n_b" in parse_reply(spec(raw), '{"n_b": "three"}').reason
+
+
+def test_a_reply_without_a_format_is_text():
+    assert spec({"max_tokens": 7}) == spec({"format": "text", "max_tokens": 7})
+    assert spec({}) == spec("text")

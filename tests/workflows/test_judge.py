@@ -17,7 +17,7 @@ WORKFLOW = """
 name: essay
 task: {topic: str, facts: {type: str, hidden: true}}
 roles:
-  writer: {prompt: "write about {{ topic }}", reply: {text: , max_tokens: 8}}
+  writer: {prompt: "write about {{ topic }}", reply: {max_tokens: 8}}
   critic: {prompt: "Facts: {{ facts }}. Text: {{ essay }}. Score?", reply: {tag: score, max_tokens: 4}}
 nodes: {write: {role: writer}}
 edges: [start -> write -> end]

@@ -21,7 +21,7 @@ rewards:
 OUTER = """
 name: outer
 task: {words: [str]}
-roles: {boss: {prompt: "go on", reply: {text: , max_tokens: 4}}}
+roles: {boss: {prompt: "go on", reply: {max_tokens: 4}}}
 nodes:
   begin: {role: boss}
   each: {workflow: inner.yaml, foreach: words, as: word, args: {word: "{{ word }}"}, rewards: KEEP}

@@ -44,7 +44,7 @@ name: code
 task: {goal: str}
 roles:
   coder: {prompt: "write {{ goal }}", reply: {tag: program, max_tokens: 4, on_malformed: {retry: 1}}}
-  reflector: {prompt: "think about {{ test }}", reply: {text: , max_tokens: 4}}
+  reflector: {prompt: "think about {{ test }}", reply: {max_tokens: 4}}
 nodes:
   code: {role: coder}
   test: {call: "fns.py:rate", args: {program: "{{ code.program or 'bad' }}"}}
@@ -122,9 +122,9 @@ BRANCHES = """
 name: branches
 task: {goal: str}
 roles:
-  a: {prompt: "do {{ goal }}", reply: {text: , max_tokens: 4}}
-  b: {prompt: "do {{ goal }}", reply: {text: , max_tokens: 4}}
-  c: {prompt: "join {{ goal }}", reply: {text: , max_tokens: 4}}
+  a: {prompt: "do {{ goal }}", reply: {max_tokens: 4}}
+  b: {prompt: "do {{ goal }}", reply: {max_tokens: 4}}
+  c: {prompt: "join {{ goal }}", reply: {max_tokens: 4}}
 nodes:
   first: {role: a}
   slow: {role: b}
