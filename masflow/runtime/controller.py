@@ -201,6 +201,7 @@ def held_out(run: Run) -> None:
         samples=plan.eval.samples,
         step=run.state.step,
         on_chunk=on_chunk,
+        on_greedy=lambda scored: run.trace.add_trajectories(run.state.step, "eval", scored),
     )
     run.team.clear_rows()
     run.state.evals[str(run.state.step)] = found

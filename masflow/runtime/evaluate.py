@@ -50,12 +50,14 @@ def evaluate(
     samples: int = 0,
     step: int = 0,
     on_chunk: OnChunk | None = None,
+    on_greedy: Callable[[list[Scored]], None] | None = None,
 ) -> dict[str, Any]:
     """Play a split greedily (each role's `sampling.eval`), and `samples` times as in training.
 
     Args:
         limit: the first rows only.
         step: of the run; goes into the seeds of sampled turns.
+        on_greedy: is handed the greedy episodes, for the trace.
     Returns:
         `episodes, split, headline, metrics, outcomes, roles`, and with samples `sampled` (mean, low, high of
         the headline: 95 % bootstrap over tasks). Means leave unscored episodes out.
@@ -79,6 +81,8 @@ def evaluate(
             done += len(scored)
             if on_chunk is not None:
                 on_chunk(done, total)
+    if on_greedy is not None:
+        on_greedy(greedy)
     name = headline(plan)
     result = {"episodes": len(tasks), "split": split, "headline": name, **summarise(plan, greedy)}
     if samples:

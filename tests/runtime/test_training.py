@@ -141,6 +141,22 @@ def test_a_stopped_run_resumes_to_the_weights_of_one_that_never_stopped(
     assert trace_rows(tmp_path / "parts") == trace_rows(whole)
 
 
+def test_a_run_that_died_before_its_first_checkpoint_begins_again_in_its_folder(
+    toy: Toy, whole: Path, tmp_path: Path
+):
+    plan = compile_experiment(toy())
+
+    def die(kind: str, facts: dict[str, Any]) -> None:
+        if kind == "warm_start" and facts["step"] == 2:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        train(plan, tmp_path / "run", on_event=die)
+    train(plan, tmp_path / "run", resume=True)
+    assert metrics(tmp_path / "run") == metrics(whole)
+    assert same(last(tmp_path / "run"), last(whole))
+
+
 def test_adapters_on_a_made_base_resume_bit_for_bit_from_inside_the_warm_start(toy: Toy, tmp_path: Path):
     lora = "mapping: {models: {policy: {roles: rest, train: lora, lora: {rank: 2}, adapters: per_role}}}"
     plan = compile_experiment(toy(("mapping: {models: {policy: {roles: rest}}}", lora)))
