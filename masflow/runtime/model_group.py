@@ -64,6 +64,7 @@ class ModelGroup:
         self.base = load_base(model, run_dir, plan.train.seed)
         self.backbone = Backbone(self.base.model)
         self.policies = Policies(model, self.base, plan.train.seed)
+        self._unproven: set[str] = set()
         self.tokens = ChatTokens(self.base.tokenizer, self.base.stop_ids)
         self.experience = Experience()
         self.trainer = Trainer(self.backbone, run_dir / "nonfinite")
@@ -85,6 +86,8 @@ class ModelGroup:
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
         """One reply a request, in order; their tokens are kept by turn id, and written to the token trace."""
+        for policy in [p for p in self.policies.by_name if p in self._unproven]:
+            self.prove_delivery(policy)
         replies = self.engine.generate(requests)
         self.trace.add([row for r in replies if (row := self.experience.get(r.turn_id)) is not None])
         return replies
@@ -114,12 +117,15 @@ class ModelGroup:
     def supervise(
         self, policy: str, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
     ) -> dict[str, float]:
-        """One optimizer step on the mean over these turns' reply tokens, then the policy's publication.
+        """One optimizer step on the mean over these turns' reply tokens; proven when the policy next speaks.
 
         Where adapters sit on a base made from a config, the model's own name means its backbone.
 
         Args:
             step: from 0, of `num_steps`, for the schedule.
+        Returns:
+            `loss` (nats a token), `likely_frac` (tokens of probability above 1/2), `grad_norm` (unclipped),
+            `lr`, `tokens`.
         Raises:
             RunError: a frozen or unknown policy, unknown turns, a non-finite value, a failed delivery.
         """
@@ -129,7 +135,8 @@ class ModelGroup:
             metrics = self.trainer.supervise(
                 learner, self.experience.rows(turn_ids), optimizer, step, num_steps
             )
-        self._publish(policy)
+        self.policies.versions[policy] += 1
+        self._unproven.add(policy)
         return metrics
 
     def supervise_base(
@@ -139,6 +146,7 @@ class ModelGroup:
 
         Adapters are fresh meanwhile (their product is 0), so every policy speaks as the backbone does.
         """
+        self._unproven.update(self.policies.by_name)
         with self.policies.learning_backbone() as learner:
             return self.trainer.supervise(learner, self.experience.rows(turn_ids), optimizer, step, num_steps)
 
@@ -162,14 +170,10 @@ class ModelGroup:
         with self.policies.learning(policy) as learner:
             spec, off = self.policies.by_name[policy].optimizer, self.policies.without_adapter
             metrics = self.trainer.update(learner, rows, kept, loss, spec, step, num_steps, off)
-        delivery = self._publish(policy)
+        self.policies.versions[policy] += 1
+        delivery = self.prove_delivery(policy)
         facts = {"version": delivery.version, "delivery_gap": delivery.logprob_gap, "staleness": staleness}
         return metrics | {name: float(value) for name, value in facts.items()}
-
-    def _publish(self, policy: str) -> Delivery:
-        """Count the version up and prove that the engine has it."""
-        self.policies.versions[policy] += 1
-        return self.prove_delivery(policy)
 
     def prove_delivery(self, policy: str) -> Delivery:
         """Compare the engine's log-probs of a probe prompt with the trainer's, and sum up the weights.
@@ -184,6 +188,7 @@ class ModelGroup:
             raise RunError(
                 f"policy '{policy}' version {version}: the engine is {gap:.2g} nats off the trainer"
             )
+        self._unproven.discard(policy)
         return Delivery(policy, version, saving.checksum(self.policies.learners[policy].parameters), gap)
 
     # -- state ------------------------------------------------------------------------------------
@@ -212,6 +217,7 @@ class ModelGroup:
     def load(self, folder: Path) -> None:
         """Raises RunError where `folder` belongs to other policies or weights."""
         self.policies.load(folder)
+        self._unproven.update(self.policies.by_name)
 
     def describe(self) -> dict[str, Any]:
         """Parameters, bytes, device, context: for progress and `explain`."""

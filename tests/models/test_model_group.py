@@ -357,6 +357,11 @@ def test_delivery_is_proven_and_a_stale_engine_is_caught(group_plan: MakePlan, t
         group.engine.backbone = stranger.backbone
         with pytest.raises(RunError, match="nats off the trainer"):
             group.prove_delivery("m")
+        turns = _demonstrations("asker")
+        group.add_rows(turns)
+        group.supervise("m", [turns[0].id], OPTIMIZER, 0, 1)
+        with pytest.raises(RunError, match="nats off the trainer"):
+            group.generate(_requests("m", 1))
 
 
 def test_a_reset_optimizer_forgets_its_moments(group_plan: MakePlan, tmp_path: Path) -> None:
