@@ -120,7 +120,7 @@ def check(
     from masflow.project import find_documents
 
     files = [file for path in paths for file in find_documents(located(path, "file") or path)]
-    problems = [problem for file in files for problem in compiler.check(file)]
+    problems = list(dict.fromkeys(problem for file in files for problem in compiler.check(file)))
     if json_:
         print_json({"files": len(files), "problems": [asdict(problem) for problem in problems]})
     else:

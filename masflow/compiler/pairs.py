@@ -15,6 +15,8 @@ from masflow.spec.mapping import ConfigBase
 
 __all__ = ["plan_problems"]
 
+ONLY_PLAY = "; or play without training: train: {steps: 0}"
+
 
 def plan_problems(plan: Plan, experiment: Loaded[Experiment] | None) -> Iterator[Problem]:
     """Every problem of pairs; those of training only where there is something to train on."""
@@ -51,11 +53,11 @@ def _people_problems(graph: Graph) -> Iterator[Problem]:
     for node in graph.nodes:
         if node.human is not None and node.human.in_training is None:
             message = f"'{node.name}' asks a person, and nobody is there in training"
-            fix = "add in_training: skip, {value: …}, {call: file.py:fn} or {role: NAME}"
+            fix = f"add in_training: skip, {{value: …}}, {{call: file.py:fn}} or {{role: NAME}}{ONLY_PLAY}"
             yield Problem.at(below(node.where, "human"), "human-in-training", message, fix)
         if node.tool in tools and tools[node.tool].approve:
             message = f"tool '{node.tool}' asks a person for approval, and nobody is there in training"
-            fix = "remove 'approve' from the tool for training"
+            fix = f"remove 'approve' from the tool{ONLY_PLAY}"
             yield Problem.at(node.where, "human-in-training", message, fix)
     for role in graph.roles:
         asking = role.approve or any(name in tools and tools[name].approve for name in role.tools)
@@ -63,7 +65,7 @@ def _people_problems(graph: Graph) -> Iterator[Problem]:
             message = (
                 f"role '{role.name}' asks a person to approve its calls, and nobody is there in training"
             )
-            yield Problem.at(role.where, "human-in-training", message, "remove 'approve' for training")
+            yield Problem.at(role.where, "human-in-training", message, f"remove 'approve'{ONLY_PLAY}")
 
 
 def _window(model: ModelIR) -> int | None:
