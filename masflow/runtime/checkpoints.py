@@ -6,10 +6,12 @@ Knows no torch: a model group writes and reads its own folder. Layout: `checkpoi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -57,16 +59,14 @@ class RunState:
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
     """Turn a failing disk into a RunError that says what stands on it already."""
-    import sqlite3
-
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         found = latest(folder / "checkpoints")
         saved = f"saved so far: {found}" if found else "no checkpoint has been saved yet"
-        fix = (
-            f"make room, then continue with --resume --out {folder}" if found else "make room and start again"
-        )
+        full = "full" in str(error) or getattr(error, "errno", None) == errno.ENOSPC
+        mend = "make room on the disk" if full else "check the folder and its permissions"
+        fix = f"{mend}, then " + (f"continue with --resume --out {folder}" if found else "start again")
         raise RunError(f"can't write {what} in {folder}: {error}; {saved}", fix) from error
 
 

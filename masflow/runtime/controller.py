@@ -25,7 +25,7 @@ from masflow.errors import RunError
 from masflow.runtime import alarms, checkpoints
 from masflow.runtime import evaluate as evaluation
 from masflow.runtime.checkpoints import RunState, writing
-from masflow.runtime.resuming import has_eval, open_state
+from masflow.runtime.resuming import check_begun, has_eval, open_state
 from masflow.runtime.rundir import Interrupted, RunDir, StopFlag
 from masflow.runtime.schedule import stable_seed
 from masflow.runtime.supervised import warm_start
@@ -101,6 +101,8 @@ def train(
     """
     stop = stop or StopFlag()
     folder = RunDir(out)
+    if resume:
+        check_begun(folder)
     with ExitStack() as stack:
         stack.enter_context(folder.held())
         state = open_state(plan, folder, resume, only_warm_start)

@@ -17,11 +17,19 @@ def has_eval(plan: Plan) -> bool:
     return bool(plan.data.get("eval"))
 
 
+def check_begun(folder: RunDir) -> None:
+    """Raises RunError when there is nothing to resume in a folder; makes nothing there."""
+    if not folder.begun():
+        raise RunError(
+            f"{folder.path} holds no run to resume", "leave --resume out, or name the run's folder with --out"
+        )
+
+
 def open_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) -> RunState:
     """The state that the run begins from; nothing is loaded yet.
 
     Raises:
-        RunError: the folder is used, holds nothing to resume, is another plan's, or nothing is left to do.
+        RunError: the folder is used, is another plan's, or nothing is left to do.
     """
     if not resume:
         if folder.used():
@@ -30,10 +38,6 @@ def open_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) 
             )
         check_zero(plan, RunState(), only_warm_start)
         return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
-    if not folder.begun():
-        raise RunError(
-            f"{folder.path} holds no run to resume", "leave --resume out, or name the run's folder with --out"
-        )
     place = checkpoints.latest(folder.checkpoints)
     refuse_other_plan(plan, folder)
     if place is None:
@@ -48,7 +52,6 @@ def open_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) 
 
 def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
     """Raises RunError, with the differences, when the folder's run was made from another plan."""
-
     try:
         old = json.loads(folder.plan.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
