@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the user's files or data, 2 the command's words, 3 the run
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -46,6 +47,9 @@ def main() -> None:
     """The program `masflow`."""
     from masflow.runtime.rundir import Interrupted
 
+    for stream in (sys.stdout, sys.stderr):  # models write what a terminal may not be able to show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except SpecError as error:

@@ -159,7 +159,7 @@ def test_eval_of_a_step_that_is_not_kept_or_an_unknown_split_says_what_there_is(
 def test_run_plays_one_episode_readably(toy: Toy, masflow: Masflow):
     code, out, err = masflow("run", toy(), "--task", '{"word": "red"}')
     assert code == 0, err
-    assert "say red" in out and "outcome: " in out
+    assert "say red" in out and "outcome: " in out and "unscored: the task leaves out answer" in out
     code, out, _ = masflow("run", toy(), "--task", '{"word": "red", "answer": "red"}', "--json")
     found = last_json(out)
     assert code == 0

@@ -139,7 +139,13 @@ def run_episode(
             trajectory = play(player, [state], team.generate)[0]
             if trajectory.outcome != "paused" or not answer_questions(player, state):
                 break
-        scored = score(plan, [trajectory], judge_of(plan, team.generate))[0]
+        left_out = [
+            f.name for f in plan.graph.task if trajectory.task[f.name] is None and not f.type.nullable
+        ]
+        if left_out:
+            scored = Scored(trajectory, {}, {}, {}, (f"the task leaves out {', '.join(left_out)}",))
+        else:
+            scored = score(plan, [trajectory], judge_of(plan, team.generate))[0]
     place = folder / f"{trajectory.id}.json"
     if trajectory.outcome == "paused":
         folder.mkdir(parents=True, exist_ok=True)
