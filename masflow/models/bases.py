@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from masflow.compiler.plan import ModelIR
-from masflow.errors import RunError
+from masflow.errors import RunError, boundary
 from masflow.models.cache import window_of
 from masflow.models.wordpiece import make_wordpiece
 from masflow.spec.mapping import ConfigBase
@@ -148,18 +147,27 @@ def make_model(spec: ConfigBase, tokenizer: Any, seed: int) -> Any:
         if getattr(tokenizer, f"{kind}_token_id") is not None
     }
     settings = {"vocab_size": len(tokenizer), **ids, **settings}
-    with torch.random.fork_rng(devices=[]):
+    made: Any = None
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), boundary("base.config") as caught:
         torch.manual_seed(seed)
-        try:
-            made: Any = AutoModelForCausalLM.from_config(
-                AutoConfig.for_model(model_type, **settings), dtype=torch.float32
-            )
-        except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
-            raise RunError(f"base.config: {error}", "mend the config's arguments") from error
+        config = AutoConfig.for_model(model_type, **_with_heads(model_type, settings))
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         if spec.init.embedding_std is not None:
-            with torch.no_grad():
-                made.get_input_embeddings().weight.normal_(0.0, spec.init.embedding_std)
-    return made
+            made.get_input_embeddings().weight.normal_(0.0, spec.init.embedding_std)
+    if not caught.error:
+        with torch.no_grad(), boundary("base.config: a model of these sizes can't run") as caught:
+            made.eval()(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+    if caught.error:
+        raise RunError(caught.error, "mend the config's arguments")
+    return made.train()
+
+
+def _with_heads(model_type: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """As many heads for keys and values as for queries where only those are given: the library's own number
+    is that of its largest models."""
+    heads = settings.get("num_attention_heads")
+    takes_it = hasattr(AutoConfig.for_model(model_type), "num_key_value_heads")
+    return {"num_key_value_heads": heads, **settings} if heads and takes_it else settings
 
 
 def mix_seed(seed: int, name: str) -> int:

@@ -116,3 +116,14 @@ def test_layers_with_a_running_state_are_refused() -> None:
     config = AutoConfig.for_model("mamba", num_hidden_layers=2, hidden_size=8)
     with pytest.raises(RunError, match="LinearAttentionLayer are not supported"):
         window_of(config)
+
+
+def test_heads_of_keys_and_values_are_those_of_the_queries_unless_given(tokenizer: Any) -> None:
+    config = {"model_type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    words = {"wordpiece": {"files": ["words.jsonl"]}}
+    few = ConfigBase.model_validate({"config": {**config, "num_attention_heads": 2}, "tokenizer": words})
+    assert make_model(few, tokenizer, 0).config.num_key_value_heads == 2
+    for wrong in ({"num_attention_heads": 3, "num_key_value_heads": 2}, {"num_attention_heads": 0}):
+        base = ConfigBase.model_validate({"config": {**config, **wrong}, "tokenizer": words})
+        with pytest.raises(RunError, match=r"base\.config"):
+            make_model(base, tokenizer, 0)
