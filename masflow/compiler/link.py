@@ -125,6 +125,10 @@ def resolve_algorithm(loaded: Loaded[Experiment], problems: list[Problem]) -> Al
         message = f"one sample a task leaves '{algorithm.advantage}' without a baseline: nothing would train"
         fix = "write samples: 8, or singleton: role_baseline"
         problems.append(Problem.at(where("algorithm", "samples"), "group-of-one", message, fix))
+    elif algorithm.samples == 1 and loaded.spec.train.tasks_per_step == 1:
+        message = "one episode a step leaves 'role_baseline' nothing to compare with"
+        fix = "raise samples, or train.tasks_per_step"
+        problems.append(Problem.at(where("algorithm", "singleton"), "group-of-one", message, fix))
     for key, without, why in (
         ("sum_length", algorithm.turn_loss == "mean", "has no effect with turn_loss: mean"),
         (
@@ -142,9 +146,9 @@ def resolve_algorithm(loaded: Loaded[Experiment], problems: list[Problem]) -> Al
             problems.append(
                 Problem.at(where("algorithm", key), "option-without-effect", message, "remove it")
             )
-    tasks = loaded.spec.train.tasks_per_step * (algorithm.samples or 1)
+    tasks = loaded.spec.train.tasks_per_step
     if algorithm.updates_per_step > tasks:
-        message = f"updates_per_step {algorithm.updates_per_step} is more than the {tasks} episodes of a step"
+        message = f"updates_per_step {algorithm.updates_per_step} is more than the {tasks} tasks of a step"
         problems.append(
             Problem.at(
                 where("algorithm", "updates_per_step"), "too-many-updates", message, f"write at most {tasks}"

@@ -96,7 +96,7 @@ def make_groups(plan: Plan, entrants: Sequence[Entrant]) -> list[Group]:
 
 
 def _group(
-    plan: Plan, key: Key, group: list[Entrant], roles: dict[tuple[int, str], dict[str, float]]
+    plan: Plan, key: Key, group: list[Entrant], roles: dict[tuple[int | None, str], dict[str, float]]
 ) -> Group:
     rewards_G = np.array([p.total for p in group], dtype=np.float64)
     name, turns = advantage_name(plan), tuple(p.turn.id for p in group)
@@ -106,18 +106,24 @@ def _group(
         advantages = tuple(0.0 if flat else float(a) for a in ADVANTAGES[name](rewards_G))
     elif plan.algorithm.singleton == "role_baseline":
         (only,) = group
-        episodes = roles[only.slot, only.turn.role]
-        others = np.array([mean for episode, mean in episodes.items() if episode != only.episode])
-        if len(others):
-            advantages = (against_role(only.total, others, name),)
+        for slot in (only.slot, None):
+            episodes = roles[slot, only.turn.role]
+            others = np.array([mean for episode, mean in episodes.items() if episode != only.episode])
+            if len(others):
+                advantages = (against_role(only.total, others, name),)
+                break
     return Group(key, turns, tuple(map(float, rewards_G)), advantages, any(advantages))
 
 
-def _role_means(entrants: Sequence[Entrant]) -> dict[tuple[int, str], dict[str, float]]:
-    """(slot, role) → episode → mean total of that role's turns: an episode counts once."""
-    totals: dict[tuple[int, str], dict[str, list[float]]] = {}
+def _role_means(entrants: Sequence[Entrant]) -> dict[tuple[int | None, str], dict[str, float]]:
+    """(slot, role) → episode → mean total of that role's turns: an episode counts once.
+
+    Slot None holds the episodes of all tasks: where one sample is drawn a task, there are no others.
+    """
+    totals: dict[tuple[int | None, str], dict[str, list[float]]] = {}
     for p in entrants:
-        totals.setdefault((p.slot, p.turn.role), {}).setdefault(p.episode, []).append(p.total)
+        for slot in (p.slot, None):
+            totals.setdefault((slot, p.turn.role), {}).setdefault(p.episode, []).append(p.total)
     return {
         key: {episode: float(np.mean(found)) for episode, found in episodes.items()}
         for key, episodes in totals.items()

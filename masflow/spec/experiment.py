@@ -88,11 +88,12 @@ class Algorithm(Spec):
     """Sampling temperature in training, where a role says nothing; the loss divides logits by it too."""
     advantage: Literal["group_norm", "group_mean", "leave_one_out"] | None = None
     singleton: Literal["skip", "role_baseline"] = "skip"
-    """What happens to a group of one: no training, or the role's mean over other episodes as its baseline."""
+    """What happens to a group of one: no training, or the role's mean over other episodes as its baseline
+    (of the same task, or of the step where the task has no other)."""
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.2, gt=0)
     updates_per_step: int = Field(default=1, ge=1)
-    """Optimizer steps a batch: the batch is split by episodes into that many mini-batches."""
+    """Optimizer steps a batch: its tasks are split into that many mini-batches, episodes of one together."""
     turn_loss: Literal["mean", "sum"] = "mean"
     sum_length: int | None = Field(default=None, ge=1)
     """With `turn_loss: sum`: the constant length; default: the role's `max_tokens`."""

@@ -230,6 +230,18 @@ def test_a_singleton_may_be_compared_with_its_role_in_other_episodes_only(plan, 
     assert alone.rows == {}
 
 
+def test_with_one_sample_a_task_the_role_baseline_is_the_other_tasks_of_the_step(plan, reward, story):
+    algorithm = Algorithm(advantage="group_mean", samples=1, singleton="role_baseline")
+    episodes = []
+    for slot, pay in enumerate((1, 0, 0.5)):
+        episode = story(slot=slot, names={"pay": pay})
+        episode.say("planner")
+        episodes.append(episode.end())
+    batch = batch_of(team(plan, reward, algorithm=algorithm), episodes)
+    # 1 - (0 + 0.5)/2, 0 - (1 + 0.5)/2, 0.5 - (1 + 0)/2 = 0, which trains nothing
+    assert [r.advantage for r in batch.rows["policy"]] == [0.75, -0.75]
+
+
 def test_grouping__each_turn_index_normalised_is_biased_by_length__visit_matched_leave_one_out_is_not(
     plan, reward, story
 ):
