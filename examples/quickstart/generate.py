@@ -247,7 +247,10 @@ def main(out: Path = HERE) -> dict[str, int]:
     for split in ("select", "eval"):
         kinds = {"pair": held[split], "entity": by_pool[split], "template": held["train"]}
         kinds["novel"] = by_pool[f"novel_{split}"]
-        counts[split] = write(out / f"{split}.jsonl", held_out_rows(split, kinds, relations))
+        rows = list(held_out_rows(split, kinds, relations))
+        counts[split] = write(out / f"{split}.jsonl", (r for r in rows if r["kind"] != "novel"))
+        novel_rows = (r for r in rows if r["kind"] == "novel")
+        counts[f"{split}_novel"] = write(out / f"{split}_novel.jsonl", novel_rows)
     counts["demos"] = write(out / "demos.jsonl", demonstrations(train, clean=False))
     counts["demos_clean"] = write(out / "demos_clean.jsonl", demonstrations(train, clean=True))
 

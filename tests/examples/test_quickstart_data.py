@@ -16,6 +16,12 @@ def rows(name: str) -> list[dict]:
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
 
 
+def held_out(split: str) -> list[dict]:
+    known, novel = rows(split), rows(f"{split}_novel")
+    assert {t["kind"] for t in novel} == {"novel"} and "novel" not in {t["kind"] for t in known}
+    return known + novel
+
+
 @pytest.fixture(scope="module")
 def generate():
     spec = importlib.util.spec_from_file_location("quickstart_generate", DATA / "generate.py")
@@ -65,12 +71,12 @@ def test_no_table_gives_two_answers_to_one_question():
 @pytest.mark.parametrize("split", HELD_OUT)
 def test_kinds_hold_out_what_they_say(split, facts):
     train = rows("train")
-    other = rows(next(s for s in HELD_OUT if s != split))
+    other = held_out(next(s for s in HELD_OUT if s != split))
     pairs = {facts[t["gold"]].entity + "/" + facts[t["gold"]].relation for t in train}
     entities = {facts[t["gold"]].entity for t in train}
     wording = {template(t, facts) for t in train}
     by_kind: dict[str, list[dict]] = {}
-    for task in rows(split):
+    for task in held_out(split):
         by_kind.setdefault(task["kind"], []).append(task)
     assert {kind: len(tasks) for kind, tasks in by_kind.items()} == dict.fromkeys(
         ("pair", "entity", "template", "novel"), 100
@@ -85,7 +91,7 @@ def test_kinds_hold_out_what_they_say(split, facts):
     for task in by_kind["template"]:
         fact = facts[task["gold"]]
         assert f"{fact.entity}/{fact.relation}" in pairs and template(task, facts) not in wording
-    assert not {t["question"] for t in other} & {t["question"] for t in rows(split)}
+    assert not {t["question"] for t in other} & {t["question"] for t in held_out(split)}
     mine = {(facts[t["gold"]].entity, facts[t["gold"]].relation) for t in by_kind["pair"]}
     assert not mine & {
         (facts[t["gold"]].entity, facts[t["gold"]].relation) for t in other if t["kind"] == "pair"
@@ -100,13 +106,15 @@ def template(task: dict, facts: dict) -> str:
 def test_vocabulary_lacks_exactly_the_words_of_novel_entities(facts):
     vocab = {w for r in rows("vocab") for w in r["text"].split()}
     for split in HELD_OUT:
-        for task in rows(split):
+        for task in held_out(split):
             fact = facts[task["gold"]]
             known = fact.entity in vocab if task["kind"] == "novel" else False
             assert not known, task
             if task["kind"] == "entity":
                 assert set(task["question"].split()) <= vocab, task
-    wording = {w for s in HELD_OUT for t in rows(s) if t["kind"] == "template" for w in t["question"].split()}
+    wording = {
+        w for s in HELD_OUT for t in held_out(s) if t["kind"] == "template" for w in t["question"].split()
+    }
     names = {w for f in facts.values() for w in f.entity.split()}
     assert wording - names <= vocab
 
@@ -115,7 +123,7 @@ def test_vocabulary_lacks_exactly_the_words_of_novel_entities(facts):
 def test_clean_and_sloppy_demonstrations_have_equal_budget_and_no_held_out_task(name, facts):
     sloppy, clean = rows(name), rows(f"{name}_clean")
     assert [d["task"] for d in sloppy] == [d["task"] for d in clean]
-    held = {t["question"] for s in HELD_OUT for t in rows(s) + rows(f"twohop_{s}")}
+    held = {t["question"] for s in HELD_OUT for t in held_out(s) + rows(f"twohop_{s}")}
     assert not held & {d["task"]["question"] for d in sloppy}
     assert all(d["turns"][-1]["reply"] == d["task"]["answers"][0] for d in clean)
     right = sum(d["turns"][-1]["reply"] == d["task"]["answers"][0] for d in sloppy) / len(sloppy)
