@@ -35,6 +35,7 @@ class TransformersEngine:
         switch: Callable[[str], int],
     ):
         """`switch(policy)` makes a policy speak and returns its version."""
+        self.num_replies, self.num_batches = 0, 0
         self.backbone, self.tokens, self.experience = backbone, tokens, experience
         self.context, self.max_batch_tokens, self.switch = context, max_batch_tokens, switch
 
@@ -65,6 +66,7 @@ class TransformersEngine:
             stops = [jobs[b].sampling.stop for b in batch]
             check = (lambda n, ids, stops=stops: self._stopped(ids, stops[n])) if any(stops) else None
             drawn = decode(self.backbone, [jobs[b] for b in batch], self.tokens.stop_ids, check)
+            self.num_replies, self.num_batches = self.num_replies + len(batch), self.num_batches + 1
             for b, sampled in zip(batch, drawn, strict=True):
                 i = numbers[b]
                 row = self._row(requests[i], prompts[i], sampled, version)

@@ -74,7 +74,7 @@ def _held_out(axis: Axes, records: Sequence[Record]) -> None:
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
 
 
-RATES = ("turns", "reward", "malformed_frac", "truncated_frac", "reply_tokens")
+RATES = ("turns", "reward", "malformed_frac", "truncated_frac", "reply_tokens", "tool_call_error_frac")
 
 
 def own_metrics(role: dict[str, Any]) -> list[str]:

@@ -13,12 +13,14 @@ from typing import Any
 
 from masflow.compiler.plan import Plan
 from masflow.compiler.rows import Task, load_tasks
+from masflow.compiler.team import graphs_below
 from masflow.errors import RunError
 from masflow.models.engine import RolloutEngine
 from masflow.rl.score import score
 from masflow.runtime.episodes import play
 from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
+from masflow.runtime.react import has_call
 from masflow.runtime.schedule import stable_seed
 from masflow.tools import ToolBox
 from masflow.trace import EpisodeKey, Scored
@@ -150,12 +152,19 @@ def summarise(plan: Plan, scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def roles(plan: Plan, scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """Per role: turns, mean total, malformed and truncated rate, tokens, the mean of each reward of its own.
+    """Per role: turns, mean total, malformed and truncated rate, tokens, the mean of each reward of its own;
+    of roles with tools the share of tool calls that don't parse, too.
 
     The team's rewards (level trajectory) are left out: they say nothing about one role.
     """
     shared = {reward.name for reward in plan.graph.rewards if reward.level == "trajectory" and not reward.pay}
     found: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    callers = {
+        place.prefix + role.name
+        for place in graphs_below(plan.root, plan.workflows)
+        for role in place.graph.roles
+        if role.tools or role.handoff
+    }
     for one in scored:
         for turn in one.trajectory.turns:
             mine = found[turn.role]
@@ -163,6 +172,8 @@ def roles(plan: Plan, scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
             mine["malformed_frac"].append(float(not turn.ok and turn.outcome != "cancelled"))
             mine["truncated_frac"].append(float(turn.outcome == "truncated"))
             mine["reply_tokens"].append(float(turn.reply_tokens))
+            if turn.role in callers and has_call(turn.text):
+                mine["tool_call_error_frac"].append(float(not turn.ok))
             for name, value in one.components.get(turn.id, {}).items():
                 if name not in shared:
                     mine[name].append(value)

@@ -197,6 +197,11 @@ class ModelGroup:
         """Publications of each policy so far."""
         return dict(self.policies.versions)
 
+    def traffic(self) -> tuple[int, int, int]:
+        """Since the model was loaded: replies drawn, decoding batches, and rows that forked because the chat
+        template rewrote their history."""
+        return self.engine.num_replies, self.engine.num_batches, self.experience.num_forked
+
     def clear_rows(self) -> None:
         """Forget the rows; the token trace on disk keeps them."""
         self.experience.clear()
@@ -235,7 +240,6 @@ class ModelGroup:
             "dtype": str(self.base.model.dtype).removeprefix("torch."),
             "context": self.base.context,
             "vocabulary": len(self.base.tokenizer),
-            "forked_rows": self.experience.num_forked,
         }
 
     def close(self) -> None:

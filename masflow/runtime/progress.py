@@ -116,7 +116,8 @@ class Display:
             learnable = number(facts["batch"].get("learnable_group_frac"), 2)
             speed = facts["time"]["tokens_per_s"]
             self._say(
-                f"step {facts['step']}/{self.steps}  {rewards}  learnable {learnable}  {speed:.0f} tokens/s"
+                f"step {facts['step']}/{self.steps}  {rewards}  learnable {learnable}  {speed:.0f} tokens/s,"
+                f" {facts['concurrency']:.0f} replies at once"
             )
 
     def _on_warning(self, facts: dict[str, Any]) -> None:
@@ -131,13 +132,18 @@ def step_table(facts: dict[str, Any]) -> Table:
     speed = facts["time"]["tokens_per_s"]
     learnable = number(facts["batch"].get("learnable_group_frac"), 2)
     title = f"step {facts['step']}   learnable groups {learnable}   {speed:.0f} tokens/s"
+    title += f"   {facts['concurrency']:.0f} replies at once"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in ("role", "reward", "truncated", "malformed", "reply tokens", "own"):
+    keys = ["reward", "truncated_frac", "malformed_frac"]
+    columns = ["role", "reward", "truncated", "malformed"]
+    if any("tool_call_error_frac" in found for found in facts["roles"].values()):
+        keys, columns = [*keys, "tool_call_error_frac"], [*columns, "bad tool calls"]
+    for column in (*columns, "reply tokens", "own"):
         table.add_column(column, justify="left" if column in ("role", "own") else "right")
     from masflow.runtime.curves import own_metrics
 
     for role, found in facts["roles"].items():
         own = "  ".join(f"{name} {number(found[name])}" for name in own_metrics(found))
-        rates = (number(found.get(key)) for key in ("reward", "truncated_frac", "malformed_frac"))
+        rates = (number(found.get(key)) for key in keys)
         table.add_row(role, *rates, number(found.get("reply_tokens"), 1), own)
     return table

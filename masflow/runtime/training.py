@@ -48,6 +48,8 @@ class Work:
     batch: Batch | None = None
     policies: dict[str, dict[str, float]] = field(default_factory=dict)
     """Policy → metrics of its update."""
+    traffic: dict[str, float] = field(default_factory=dict)
+    """Of this step: `concurrency`, `forked_rows`, `hub_bytes`."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     def advantages(self) -> dict[str, float]:
@@ -94,8 +96,7 @@ def update_policies(work: Work, options: dict[str, Any]) -> None:
     for policy in work.team.trained():
         rows = work.batch.rows.get(policy.name, [])
         if rows:
-            group = work.team.group_of(policy.name)
-            work.policies[policy.name] = group.update(
+            work.policies[policy.name] = work.team.update(
                 policy.name, rows, loss, work.step - 1, work.plan.train.steps
             )
     work.team.clear_rows()
@@ -137,10 +138,12 @@ def run_stages(work: Work, on_stage: Callable[[Work, str], None]) -> None:
     Args:
         on_stage: called after each stage with its name.
     """
+    before = work.team.traffic()
     for stage in work.plan.stages:
         began = time.perf_counter()
         operator(stage)(work, stage.options)
         work.seconds[stage.name] = time.perf_counter() - began
+        work.traffic = work.team.traffic().since(before)
         on_stage(work, stage.name)
 
 
@@ -161,6 +164,7 @@ def step_record(work: Work) -> dict[str, Any]:
         "batch": dict(work.batch.stats),
         "policies": work.policies,
         "tokens": tokens,
+        **work.traffic,
         "time": {
             **{f"{name}_s": round(seconds, 4) for name, seconds in work.seconds.items()},
             "total_s": round(total_s, 4),
