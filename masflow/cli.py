@@ -47,9 +47,9 @@ def main() -> None:
     """The program `masflow`."""
     from masflow.runtime.rundir import Interrupted
 
-    for stream in (sys.stdout, sys.stderr):  # models write what a terminal may not be able to show
+    for stream in (sys.stdout, sys.stderr, sys.stdin):  # a terminal may not know every letter
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
     try:
         app()
     except SpecError as error:

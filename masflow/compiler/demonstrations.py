@@ -11,6 +11,7 @@ from masflow.compiler.graph import Graph
 from masflow.compiler.plan import SourceIR
 from masflow.compiler.rows import MAX_REPORTED, checked_rows, data_problem, field_problem
 from masflow.errors import Problem, closest
+from masflow.spec.types import unwritable
 
 __all__ = ["demonstration_problems"]
 
@@ -39,6 +40,9 @@ def _wrong(row: dict[str, Any], kinds: dict[str, str], graph: Graph) -> tuple[st
     bad = field_problem(row["task"], graph.task)
     if bad:
         return f"task.{bad[0]}", bad[2]
+    odd = unwritable(row["turns"])
+    if odd:
+        return "turns", f"'turns' {odd}"
     for i, turn in enumerate(row["turns"]):
         where = f"turns[{i}]"
         if not isinstance(turn, dict) or not isinstance(turn.get("node"), str):

@@ -16,7 +16,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.environment import Template
 
 from masflow.compiler.analysis import references
-from masflow.compiler.filters import MAX_TEXT, TemplateProblem, is_null, plain
+from masflow.compiler.filters import MAX_TEXT, TemplateProblem, bounded, is_null, plain
 from masflow.compiler.findings import Reference
 from masflow.compiler.templates import (
     RESULT,
@@ -212,7 +212,8 @@ def _text(text: str) -> Evaluator:
                     raise TemplateProblem(f"a text of more than {MAX_TEXT} characters")
         except (*_ERRORS, TemplateProblem) as error:
             raise TemplateProblem(_said(error) + _line(template, error)) from None
-        return "".join(chunks)
+        whole = "".join(chunks)
+        return bounded(whole)
 
     return run
 

@@ -6,6 +6,7 @@ Chance comes only from the rng that is given. Knows nothing of workflows.
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,8 @@ MAX_NODES = 200_000
 """Values inside one result, counted with repetition."""
 MAX_BITS = 4096
 """Of an integer."""
+HALF = re.compile("[\ud800-\udfff]")
+"""A surrogate alone, which UTF-8 can't write."""
 
 
 class TemplateProblem(Exception):
@@ -38,6 +41,10 @@ def bounded(value: Any) -> Any:
     """The same value, unless it is larger than a template may make."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         raise TemplateProblem(f"a text of {len(value)} characters; at most {MAX_TEXT} are allowed")
+    if isinstance(value, str) and not value.isascii() and HALF.search(value):
+        raise TemplateProblem("a text with half a character (a lone surrogate)")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TemplateProblem(f"a number that isn't finite ({value})")
     if isinstance(value, (list, tuple)) and len(value) > MAX_ITEMS:
         raise TemplateProblem(f"a list of {len(value)} items; at most {MAX_ITEMS} are allowed")
     if type(value) is int and value.bit_length() > MAX_BITS:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from masflow.compiler.graph import TaskFieldIR
 from masflow.compiler.plan import SourceIR
 from masflow.errors import Problem, SpecError, Where
-from masflow.spec.types import Type, mismatch
+from masflow.spec.types import Type, mismatch, unwritable
 
 if TYPE_CHECKING:
     from masflow.compiler.plan import Plan
@@ -171,6 +171,9 @@ def field_problem(row: dict[str, Any], fields: Sequence[TaskFieldIR]) -> tuple[s
         wrong = mismatch(row.get(column), f.type, column)
         if wrong:
             return column, "wrong-field-type", wrong
+        odd = unwritable(row.get(column))
+        if odd:
+            return column, "bad-row", f"'{column}' {odd}"
     return None
 
 

@@ -8,13 +8,20 @@ player.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from masflow.compiler.graph import Graph, StateFieldIR
 from masflow.errors import EpisodeError, boundary
 from masflow.spec.types import mismatch
+from masflow.timelimit import OutOfTime, call_limited
+from masflow.tools import plain
 from masflow.trace import Message
+
+MERGE_TIMEOUT_S = 10.0
+"""Of a user's merge function."""
 
 
 class Clock(NamedTuple):
@@ -172,9 +179,7 @@ def _overlay(board: Board, name: str, base: Mapping[str, Any], branch: Mapping[s
 def merged(ir: StateFieldIR, old: Any, new: Any, load: Callable[[str], Any]) -> Any:
     """The value of a state field after a write under its merge rule; null adds nothing except to `append`."""
     if ir.merge_function is not None:
-        with boundary(f"merge {ir.merge_function.ref}") as caught:
-            return load(ir.merge_function.ref)(old, new)
-        raise EpisodeError("tool_error", caught.error or "")
+        return _by_function(ir.merge_function.ref, load, old, new)
     if ir.merge == "replace":
         return new
     if ir.merge == "append":
@@ -186,6 +191,17 @@ def merged(ir: StateFieldIR, old: Any, new: Any, load: Callable[[str], Any]) -> 
     with boundary(f"state.{ir.name}: {ir.merge}") as caught:
         return _RULES[ir.merge](old, new)
     raise EpisodeError("tool_error", caught.error or "")
+
+
+def _by_function(ref: str, load: Callable[[str], Any], old: Any, new: Any) -> Any:
+    function, late = load(ref), ""
+    with boundary(f"merge {ref}") as caught:
+        try:
+            merge = partial(function, deepcopy(old), deepcopy(new))
+            return plain(call_limited(merge, {}, MERGE_TIMEOUT_S))
+        except OutOfTime as error:
+            late = f"merge {ref}: {error}"
+    raise EpisodeError("timeout" if late else "tool_error", late or caught.error or "")
 
 
 def _union(old: list[Any], new: list[Any]) -> list[Any]:

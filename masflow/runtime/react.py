@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from masflow.compiler.graph import RoleIR, ToolIR
-from masflow.spec.types import Type, mismatch
+from masflow.spec.types import Type, mismatch, unwritable
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 HANDOFF = "handoff"
@@ -46,7 +46,7 @@ def parse_call(text: str, tools: dict[str, dict[str, Type]], stop: Sequence[str]
     if not closing and CLOSING not in stop:
         return ToolCall(reason=f"{OPENING} is never closed")
     try:
-        data = json.loads(inside)
+        data = json.loads(inside, parse_constant=float)
     except (ValueError, RecursionError) as error:
         return ToolCall(reason=f"the tool call isn't JSON ({error})")
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
@@ -56,6 +56,9 @@ def parse_call(text: str, tools: dict[str, dict[str, Type]], stop: Sequence[str]
         return ToolCall(reason=f"unknown tool {name!r}; known: {', '.join(tools) or '(none)'}")
     if not isinstance(arguments, dict):
         return ToolCall(reason=f"the arguments of {name} aren't an object")
+    odd = unwritable(arguments)
+    if odd:
+        return ToolCall(reason=f"an argument of {name} {odd}")
     problem = mismatch(arguments, Type("record", fields=tuple(tools[name].items())), name)
     return ToolCall(reason=problem) if problem else ToolCall(name, arguments)
 

@@ -1,4 +1,4 @@
-"""Regular expressions with a time limit: a pattern that tries the same letters over and over can't hang a run.
+"""Regular expressions with a time limit: a pattern that backtracks without end can't hang a run.
 
 The syntax is Python's (`re`); the `regex` library reads it, because its search can be stopped.
 """

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -178,7 +179,7 @@ def mismatch(value: object, type_: Type, path: str = "") -> str | None:
         return (
             None
             if value in type_.choices
-            else f"{here}: expected one of {', '.join(type_.choices)}, got {value!r}"
+            else f"{here}: expected one of {', '.join(type_.choices)}, got {shown(value)}"
         )
     accepted = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}[kind]
     wrong = not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool")
@@ -186,4 +187,28 @@ def mismatch(value: object, type_: Type, path: str = "") -> str | None:
 
 
 def _expected(here: str, type_: Type, value: object) -> str:
-    return f"{here}: expected {type_}, got {value!r} ({type(value).__name__})"
+    return f"{here}: expected {type_}, got {shown(value)} ({type(value).__name__})"
+
+
+def shown(value: object, length: int = 80) -> str:
+    """A value in a message, cut where it would fill the screen."""
+    text = repr(value)
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def unwritable(value: object) -> str | None:
+    """Why JSON can't hold a value (in UTF-8): a number that isn't finite, half a character, another type."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "holds half a character (a lone surrogate)"
+    except RecursionError:
+        return "is nested too deeply"
+    except ValueError as error:
+        text = str(error)
+        if "float" in text:
+            return "holds a number that isn't finite"
+        return "holds itself" if "ircular" in text else "holds a number with too many digits"
+    except TypeError as error:
+        return f"isn't plain data: {error}"
+    return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from masflow.errors import EpisodeError, boundary
 from masflow.spec.tools import BUILTINS, settings_problems
+from masflow.spec.types import unwritable
 from masflow.timelimit import OutOfTime, call_limited
 
 if TYPE_CHECKING:
@@ -90,8 +91,14 @@ class ToolBox:
         return self.made[name]
 
     def _instance(self, tool: ToolIR, function: Any) -> Callable[..., Any]:
-        with boundary(f"tool {tool.name} ({tool.function.ref})") as caught:
-            return function(**tool.settings)
+        who, late = f"tool {tool.name} ({tool.function.ref})", ""
+        with boundary(who) as caught:
+            try:
+                return call_limited(function, dict(tool.settings), tool.timeout_s)
+            except OutOfTime as error:
+                late = str(error)
+        if late:
+            raise EpisodeError("timeout", f"{who}: {late}")
         raise EpisodeError("tool_error", caught.error or "")
 
     def _function(self, tool: ToolIR) -> Any:
@@ -121,13 +128,25 @@ def plain(value: Any) -> Any:
     Raises:
         TypeError: it holds something that JSON can't.
     """
-    if value is None or isinstance(value, (str, int, float, bool)):
+    copied = _copied(value)
+    problem = unwritable(copied)
+    if problem:
+        raise TypeError(f"the result {problem}")
+    return copied
+
+
+def _copied(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
         return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return value if type(value) is kind else kind(value)
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [_copied(v) for v in value]
     if isinstance(value, dict):
-        return {_key(k): plain(v) for k, v in value.items()}
-    raise TypeError(f"a tool returns plain data (text, numbers, lists, dicts), got {type(value).__name__}")
+        return {_key(k): _copied(v) for k, v in value.items()}
+    kind_name = type(value).__name__
+    raise TypeError(f"the result must be plain data (text, numbers, lists, dicts); it holds a {kind_name}")
 
 
 def _key(key: Any) -> str:

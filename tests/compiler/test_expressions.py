@@ -317,3 +317,11 @@ def test_evaluation_is_fast_enough_for_the_player():
         work()
         rounds.append(time.perf_counter() - started)
     assert min(rounds) < 200e-6
+
+
+@pytest.mark.parametrize("text", ['{{ "\\ud800" }}', '{{ ["a", "\\udfff"] }}', '{{ "x" ~ "\\ud800" }} y'])
+def test_half_characters_are_refused_and_numbers_stay_finite(text):
+    with pytest.raises(TemplateProblem, match="half a character"):
+        value(text, {})
+    with pytest.raises(TemplateProblem, match="isn't finite"):
+        evaluate("1e308 * 10", {})

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from masflow.compiler import compile_experiment
+from masflow.compiler import check, compile_experiment
 from masflow.compiler.plan import SourceIR
 from masflow.compiler.rows import load_tasks, read_rows
 from masflow.errors import SpecError
@@ -121,3 +121,18 @@ def test_an_unknown_split_names_the_known_ones(plan_of):
     plan = plan_of("{train: rows.jsonl, extra: {probe: rows.jsonl}}", **{"rows.jsonl": lines(ROWS)})
     with pytest.raises(SpecError, match="known: probe, train"):
         load_tasks(plan, "prob")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [('"\\ud800"', "half a character"), ("1e999", "isn't finite")],
+    ids=["half", "endless"],
+)
+def test_a_value_that_can_not_be_written_again_is_a_problem_of_its_row(project, value, reason):
+    workflow = WORKFLOW.replace("rank: int?", "rank: any")
+    text = "workflow: w.yaml\nmapping: {models: {p: {roles: rest}}}\nbase: a/b\ndata: {train: r.jsonl}\n"
+    row = f'{{"question": "q", "rank": {value}, "answers": [], "unused": {value}}}\n'
+    path = project({"tiny.yaml": text, "w.yaml": workflow, "r.jsonl": row})
+    [problem] = check(path)
+    assert (problem.code, problem.line, problem.path) == ("bad-row", 1, "rank")
+    assert reason in problem.message

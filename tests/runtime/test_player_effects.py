@@ -373,3 +373,35 @@ def test_the_scripted_engine_says_whom_it_has_no_line_for():
     for name in ("x/ask", "ask", "x/a_0", "a_0", "a", "*"):
         [reply] = ScriptedEngine({name: ["hi"]}).generate([request])
         assert (reply.text, reply.turn_id) == ("hi", "t")
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "detail"),
+    [
+        ("old.append(new); return old", "ok", ""),
+        ("return {new}", "tool_error", "holds a set"),
+        ("raise SystemExit(3)", "tool_error", "SystemExit"),
+        ("while True: pass", "timeout", "no result within"),
+    ],
+)
+def test_a_merge_function_has_copies_and_a_time_limit_and_gives_plain_data(
+    played: Play, monkeypatch, body, outcome, detail
+):
+    monkeypatch.setattr("masflow.runtime.board.MERGE_TIMEOUT_S", 0.3)
+    one = played(
+        """
+        name: merging
+        state: {seen: {type: [int], default: [], merge: "rule.py:merge"}, before: {type: [int], default: []}}
+        nodes:
+          first: {set: {before: "{{ state.seen }}"}}
+          second: {write: {seen: 4}}
+        edges: [start -> first -> second -> end]
+        output: {seen: "{{ state.seen }}", before: "{{ state.before }}"}
+        """,
+        {},
+        files={"rule.py": f"def merge(old, new):\n    {body}"},
+    )
+    assert one.outcome == outcome
+    assert detail in one.detail
+    if outcome == "ok":
+        assert one.output == {"seen": [4], "before": []}

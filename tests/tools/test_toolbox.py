@@ -1,16 +1,18 @@
 """One door for built-ins and users' functions: time limits, typed failures, state of an episode."""
 
+import json
 import time
 from dataclasses import replace
 from textwrap import dedent
 
+import numpy
 import pytest
 
 from masflow.compiler.graph import FunctionIR, Graph, ToolIR
 from masflow.compiler.plan import Plan
 from masflow.errors import EpisodeError
 from masflow.timelimit import OutOfTime, call_limited
-from masflow.tools import ToolBox, fork_state, settings_problems
+from masflow.tools import ToolBox, fork_state, plain, settings_problems
 
 CODE = dedent(
     """
@@ -82,7 +84,7 @@ def test_an_async_function_is_awaited(box):
     ("name", "message"),
     [
         ("breaks", "KeyError: 'abc'"),
-        ("gives_an_object", "TypeError: a tool returns plain data"),
+        ("gives_an_object", "TypeError: the result must be plain data"),
         ("leaves", "SystemExit: 3"),
     ],
 )
@@ -158,3 +160,39 @@ def test_two_workflows_may_have_tools_of_one_name(box):
     counts = tool(box, "counts", scope="episode")
     assert box.call("w", counts, {"text": ""}, episode) == 1
     assert box.call("v", replace(counts), {"text": ""}, episode) == 1
+
+
+class _Word(str):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({1, 2}, "holds a set"),
+        (object(), "holds a object"),
+        (b"x", "holds a bytes"),
+        (float("nan"), "isn't finite"),
+        ({"a": [float("inf")]}, "isn't finite"),
+        ("\ud800", "half a character"),
+        (10**5000, "too many digits"),
+        ({1: "x"}, "must be text"),
+        ([[]] * 3, None),
+        ({"a": (1, 2.5, None, True)}, None),
+    ],
+    ids=["set", "object", "bytes", "nan", "inf", "half", "huge", "key", "lists", "tuple"],
+)
+def test_what_comes_back_is_data_that_can_be_written_down(value: object, reason: str | None) -> None:
+    if reason is None:
+        assert json.dumps(plain(value)) == json.dumps(value)
+        return
+    with pytest.raises(TypeError, match=reason):
+        plain(value)
+
+
+def test_kinds_of_text_and_numbers_become_plain_ones() -> None:
+    assert [type(v) for v in plain([_Word("a"), numpy.float64(1.5), True])] == [str, float, bool]
+    looped: list[object] = []
+    looped.append(looped)
+    with pytest.raises(RecursionError):
+        plain(looped)
