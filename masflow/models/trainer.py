@@ -262,14 +262,13 @@ class Trainer:
             weights_B = like.new_tensor([items[i].token_weight for i in batch.rows])
             old_BT = _grid([rows[i].logprobs for i in batch.rows], like)
             reference_BT = _grid([references[i] for i in batch.rows], like) if references else None
-            entropy_BT = scores.entropy_BT if loss.entropy else None
             loss_BT, metrics = token_loss_BT(
                 scores.logprobs_BT,
                 old_BT,
                 advantages_B,
                 loss,
                 reference_BT=reference_BT,
-                entropy_BT=entropy_BT,
+                entropy_BT=scores.entropy_BT,
             )
             loss_B = (loss_BT * scores.mask_BT).sum(1) * weights_B
             self._check(loss_B, batch, rows, learner, step)

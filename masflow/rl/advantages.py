@@ -58,7 +58,7 @@ ADVANTAGES: dict[str, Callable[[Array], Array]] = {
 
 
 def against_role(reward: float, others: Array, advantage: str) -> float:
-    """Advantage of a turn that stands alone, against its role in other episodes (the task's, else the step's).
+    """A lone turn's advantage, against its role in other episodes: the task's, else the step's.
 
     Args:
         others: one number an episode, that role's mean reward there; at least one.
