@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,8 +19,9 @@ from masflow.compiler.plan import STAGES, GroupIR, Plan, SamplerIR, SourceIR, St
 from masflow.compiler.regions import Regions
 from masflow.compiler.rows import FILE_ENDS, row_problems
 from masflow.compiler.runs import run_problems
+from masflow.compiler.saved_data import is_saved, saved_hash, saved_split
 from masflow.compiler.team import graphs_below, speakers_of
-from masflow.errors import Problem, SpecError, unknown
+from masflow.errors import Problem, SpecError, Where, unknown
 from masflow.passes import known_passes
 from masflow.project import Loaded, expand_data, resolve
 from masflow.spec.experiment import Algorithm, DataSource, Experiment
@@ -100,16 +102,31 @@ def _source(
             )
         problems.extend(error.problems)
         return None
+    if is_saved(path):
+        return _saved_source(path, one, where, problems)
     if not path.is_file() or not path.name.lower().endswith(FILE_ENDS):
         message = f"'{one.path}' isn't a data file; known endings: {', '.join(FILE_ENDS)}"
-        problems.append(
-            Problem.at(where, "bad-data-file", message, "name a file of rows, or a Hugging Face id")
-        )
+        fix = "name a file of rows, a folder that datasets saved, or a Hugging Face id"
+        problems.append(Problem.at(where, "bad-data-file", message, fix))
         return None
     if one.split is not None:
         message = f"'{one.path}' is a file, which has no splits"
         problems.append(Problem.at(where, "option-without-effect", message, "remove 'split'"))
     return SourceIR(str(path), file_hash(path), None, one.weight)
+
+
+def _saved_source(path: Path, one: DataSource, where: Where, problems: list[Problem]) -> SourceIR | None:
+    """A folder of `datasets`, as a file with its rows."""
+    folder = saved_split(path, one.split, where)
+    if isinstance(folder, Problem):
+        problems.append(folder)
+        return None
+    try:
+        return SourceIR(str(folder), saved_hash(folder), None, one.weight)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SpecError) as error:
+        message = f"'{one.path}' can't be read: {error}"
+        problems.append(Problem.at(where, "unreadable-data", message, "save it again with save_to_disk"))
+        return None
 
 
 def resolve_algorithm(loaded: Loaded[Experiment], problems: list[Problem]) -> Algorithm:

@@ -1,6 +1,7 @@
 """Data rows: read from files or the Hugging Face hub, checked against the task's fields, renamed by `from`.
 
-A file is JSON Lines (also gzipped), a JSON list, CSV or Parquet. Problems name file, line and field.
+A file is JSON Lines (also gzipped), a JSON list, CSV, Parquet, or a folder that `datasets` saved. Problems
+name file, line and field.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from masflow.compiler.graph import TaskFieldIR
 from masflow.compiler.plan import SourceIR
+from masflow.compiler.saved_data import is_saved, saved_rows
 from masflow.errors import Problem, SpecError, Where
 from masflow.spec.types import Type, mismatch, unwritable
 
@@ -83,8 +85,9 @@ def data_problem(path: str, line: int, field: str, code: str, message: str, fix:
 def _numbered(path: str) -> Iterator[tuple[int, Any]]:
     """(line from 1, row or Problem) of a file."""
     try:
-        if path.endswith(".parquet"):
-            yield from enumerate(_parquet_rows(path), 1)
+        if path.endswith(".parquet") or is_saved(Path(path)):
+            read = _parquet_rows if path.endswith(".parquet") else saved_rows
+            yield from enumerate(read(Path(path)), 1)
             return
         raw = Path(path).read_bytes()
         text = (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8-sig")
@@ -130,7 +133,7 @@ def _json_list(path: str, text: str) -> Iterator[tuple[int, Any]]:
         )
 
 
-def _parquet_rows(path: str) -> list[Any]:
+def _parquet_rows(path: Path) -> list[Any]:
     import pyarrow.parquet  # comes with datasets
 
     return pyarrow.parquet.read_table(path).to_pylist()

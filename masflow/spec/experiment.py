@@ -21,7 +21,7 @@ class WorkflowUse(Spec):
 
 
 class DataSource(Spec):
-    """Rows from one file or Hugging Face id."""
+    """Rows from one file, folder that `datasets` saved, or Hugging Face id."""
 
     path: str
     split: str | None = None

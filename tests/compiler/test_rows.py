@@ -71,6 +71,51 @@ def test_parquet_gives_the_rows_of_plain_lines(tmp_path):
     assert read_rows(SourceIR(str(tmp_path / "rows.parquet"))) == rows
 
 
+def saved(folder, rows, **splits):
+    """Save as a user would: one data set, or several splits."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    made = {name: datasets.Dataset.from_list(part) for name, part in {"train": rows, **splits}.items()}
+    (datasets.DatasetDict(made) if splits else made["train"]).save_to_disk(folder)
+
+
+SAVED = [{"question": "what", "rank": 1, "answers": ["a"]}, {"question": "who", "rank": None, "answers": []}]
+
+
+def test_a_folder_saved_by_datasets_gives_its_rows_and_its_splits(project, plan_of, tmp_path):
+    saved(tmp_path / "one", SAVED)
+    saved(tmp_path / "two", SAVED[:1], dev=SAVED[1:])
+    data = "{train: one, eval: {path: two, split: dev}, extra: {more: two}}"
+    plan = plan_of(data)
+    texts = {split: [task.row["question"] for task in load_tasks(plan, split)] for split in plan.data}
+    assert texts == {"train": ["what", "who"], "eval": ["who"], "more": ["what"]}
+    assert load_tasks(plan, "train")[0].row == {"question": "what", "rank": 1, "labels": ["a"]}
+
+
+def test_a_saved_folder_is_checked_as_a_file_is(plan_of, tmp_path):
+    saved(tmp_path / "bad", [{"question": "what", "rank": "first", "answers": ["a"]}])
+    saved(tmp_path / "two", SAVED, dev=SAVED)
+    saved(tmp_path / "torn", SAVED)
+    (tmp_path / "torn" / "state.json").write_text("{")
+    with pytest.raises(SpecError) as error:
+        plan_of("{train: bad, eval: {path: two, split: dv}, extra: {torn: torn, one: {path: bad, split: x}}}")
+    text = str(error.value)
+    for words in ("rank", "unknown split 'dv'; known: dev, train", "'torn' can't be read", "has no splits"):
+        assert words in text, text
+
+
+def test_a_hub_id_is_loaded_through_datasets(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)  # datasets takes a folder of this name for the id, and asks nobody
+    (tmp_path / "someone/questions").mkdir(parents=True)
+    (tmp_path / "someone/questions/train.jsonl").write_text(lines(SAVED))
+    assert read_rows(SourceIR("someone/questions", is_file=False)) == SAVED
+    with pytest.raises(SpecError, match="can't be loaded"):
+        read_rows(SourceIR("someone/questions", split="no_such_split", is_file=False))
+
+
 def test_cells_of_a_table_take_the_types_of_their_fields(project):
     workflow = WORKFLOW.replace("labels: {type: [str], from: answers}", "share: float, done: bool")
     text = "workflow: w.yaml\nmapping: {models: {p: {roles: rest}}}\nbase: a/b\ndata: {train: rows.csv}\n"
