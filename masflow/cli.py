@@ -61,6 +61,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:  # a folder that can't be written, a full disk
+        _fail(f"error: {error.strerror or error}: {error.filename or '(no file)'}", 3)
 
 
 def _fail(text: str, code: int) -> None:

@@ -65,11 +65,12 @@ def describe(ref: str, root: str) -> dict[str, Any]:
         except SystemExit:
             ended = f"{name} ends the program (sys.exit) when it is imported"
     if module is None:
+        way = name if name.endswith(".py") else f'-c "import {name}"'
         message = ended or f"importing failed: {caught.error}{_place(caught.detail, name)}"
         return {
             "error": message,
             "code": "import-fails",
-            "fix": f"mend {name}; 'python {name}' shows the error",
+            "fix": f"mend {name}; 'python {way}' shows the error",
         }
     function = getattr(module, function_name, None)
     if function is None:

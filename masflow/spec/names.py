@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -78,7 +79,8 @@ AsName = Annotated[str, AfterValidator(_as_name)]
 
 def _words(value: object) -> object:
     if isinstance(value, (list, tuple)):
-        twice = next((v for i, v in enumerate(value) if isinstance(v, str) and v in value[:i]), None)
+        counts = Counter(v for v in value if isinstance(v, str))
+        twice = next((word for word, count in counts.items() if count > 1), None)
         if twice is not None:
             raise Fault(
                 f"'{twice}' stands twice in the list", code="duplicate-name", fix=f"write '{twice}' once"

@@ -5,13 +5,19 @@ The syntax is Python's (`re`); the `regex` library reads it, because its search 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
+from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 __all__ = ["LIMIT_S", "BadPattern", "compiled", "search"]
 
 LIMIT_S = 1.0
 """Of one search, in seconds; an ordinary one takes microseconds."""
+
+
+MAX_SIZE = 100_000
+"""Parts of a pattern with its repetitions written out."""
 
 
 class BadPattern(ValueError):
@@ -24,9 +30,24 @@ def compiled(pattern: str) -> Any:
     import regex
 
     try:
+        re.compile(pattern)
+        if _size(_parser.parse(pattern)) > MAX_SIZE:  # `regex` writes repetitions out, and memory ends
+            raise BadPattern(f"with its repetitions written out it has more than {MAX_SIZE:,} parts")
         return regex.compile(pattern)
-    except (regex.error, RecursionError, OverflowError, ValueError, MemoryError) as error:
+    except (re.error, regex.error, RecursionError, OverflowError) as error:
         raise BadPattern(str(error) or type(error).__name__) from None
+
+
+def _size(node: Any) -> int:
+    """Parts of a parsed pattern, those inside a repetition counted as often as it asks for at least."""
+    if isinstance(node, _parser.SubPattern):
+        return sum(_size(item) for item in node.data)
+    if isinstance(node, tuple) and len(node) == 2 and str(node[0]).endswith("_REPEAT"):
+        low, _, inside = node[1]
+        return max(low, 1) * _size(inside)
+    if isinstance(node, (tuple, list)):
+        return max(1, sum(_size(item) for item in node))
+    return 0
 
 
 def search(pattern: str, text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -95,7 +96,8 @@ def _choice(value: object) -> object:
     ):
         raise Fault(f"'choice' is a list of words; got {value!r}", code="bad-reply", fix="write [yes, no]")
     words = tuple(word_text(word) for word in value)
-    twice = next((word for word in words if words.count(word) > 1), None)
+    counts = Counter(words)
+    twice = next((word for word in words if counts[word] > 1), None)
     if twice is not None:
         raise Fault(f"the choice has '{twice}' twice", code="duplicate-choice", fix=f"write '{twice}' once")
     return words

@@ -113,7 +113,14 @@ class Role(HasReply):
     handoff: Handoff | None = None
     copies: Annotated[int | str, BeforeValidator(_count)] | None = None
     """N mappable members NAME_0 … NAME_{N-1} that speak concurrently; a template over params is allowed."""
-    names: Annotated[NameList | str, BeforeValidator(_family)] | None = None
+    names: (
+        Annotated[
+            Annotated[str, Tag("<template>")] | Annotated[NameList, Tag("<list>")],
+            Discriminator(by_shape("<template>", "<template>", "<list>")),
+            BeforeValidator(_family),
+        ]
+        | None
+    ) = None
     """A family: one mappable member a name; `me` in its prompt is the member's name."""
 
     hints: ClassVar[dict[str, str]] = {

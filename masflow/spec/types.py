@@ -89,6 +89,9 @@ def _parse_word(raw: str) -> Type:
 def _parse_list(raw: list[Any] | tuple[Any, ...]) -> Type:
     if len(raw) == 1 and (not isinstance(raw[0], str) or raw[0].rstrip("?") in SCALARS):
         return Type("list", item=_below(raw[0], 0))
+    if len(raw) > 1 and all(isinstance(word, str) and word.rstrip("?") in SCALARS for word in raw):
+        message = f"[{', '.join(raw)}] holds several types; a list has one, and a choice has words"
+        raise Fault(message, code="unknown-type", fix=f"write [{raw[0]}], or a record {{a: {raw[0]}, …}}")
     if not all(isinstance(word, (str, int, float)) for word in raw):
         message = "a list type has one type, [str], or is a choice of words, [yes, no]"
         raise Fault(message, code="unknown-type", fix="write [TYPE] or [word, word]")

@@ -288,7 +288,7 @@ def _rewards(rewards: tuple[Reward, ...]) -> tuple[Reward, ...]:
 
 def _workflow_name(value: object) -> object:
     if isinstance(value, str) and not re.match(r"[A-Za-z_][\w-]*\Z", value):
-        near = re.sub(r"\W+", "_", value).strip("_")
+        near = re.sub(r"[^A-Za-z0-9_]+", "_", value).strip("_0123456789")
         raise Fault(
             f"workflow name '{value}' isn't a word", code="bad-name", fix=f"write '{near or 'my_workflow'}'"
         )
