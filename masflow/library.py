@@ -45,6 +45,13 @@ def library_root() -> Path:
     return inside if inside.is_dir() else package.parent
 
 
+def shown_path(path: Path) -> str:
+    """A path as a user would write it: `lib:examples/quickstart.yaml` inside an installed library."""
+    root = library_root()
+    inside = root.name == "_library" and path.resolve().is_relative_to(root)
+    return f"lib:{path.resolve().relative_to(root).as_posix()}" if inside else str(path)
+
+
 def find_in_library(name: str, where: Where, what: str = "file") -> Path:
     """The shipped file that `lib:NAME` means: a path such as `mappings/shared.yaml`, or a bare name.
 

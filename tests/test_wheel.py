@@ -1,5 +1,6 @@
 """The wheel ships what git tracks: the package and a copy of the content folders, nothing else."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -18,14 +19,17 @@ def tracked(folder: str) -> set[str]:
     return {name for name in done.stdout.splitlines() if (ROOT / name).exists()}
 
 
-def test_the_wheel_holds_exactly_the_tracked_package_and_content(tmp_path):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel built from the checkout, in which a file lies that git ignores."""
+    folder = tmp_path_factory.mktemp("wheel")
     ignored = ROOT / "examples" / "__pycache__"
     ignored.mkdir(exist_ok=True)
     probe = ignored / "ignored_by_git.pyc"
     probe.write_text("must not be published")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -33,7 +37,11 @@ def test_the_wheel_holds_exactly_the_tracked_package_and_content(tmp_path):
     finally:
         probe.unlink()
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_exactly_the_tracked_package_and_content(wheel):
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     expected = tracked("masflow") | {
         f"masflow/_library/{name}" for folder in CONTENT for name in tracked(folder)
@@ -43,3 +51,38 @@ def test_the_wheel_holds_exactly_the_tracked_package_and_content(tmp_path):
     ).stdout.split()
     names -= set(untracked) | {f"masflow/_library/{name}" for name in untracked}
     assert names == expected
+
+
+SCRIPT = """
+import os, sys
+import masflow.library
+assert masflow.library.__file__.startswith(sys.argv[1]), masflow.library.__file__
+from masflow.cli import app
+for words in (["check", "lib:examples/quickstart.yaml", "lib:workflows/m_ask.yaml"],
+              ["explain", "lib:quickstart", "--mapping", "lib:separate"],
+              ["ls"], ["init", "project"], ["check", "project"],
+              ["train", "lib:quickstart", "--set", "train.steps=1", "--set", "train.tasks_per_step=2",
+               "--set", "warm_start.steps=1", "--set", "eval.limit=4", "--out", "run"]):
+    try:
+        app(words)
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+"""
+
+
+def test_an_installed_wheel_works_in_a_folder_without_the_repository(wheel, tmp_path):
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    zipfile.ZipFile(wheel).extractall(site)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(site)],
+        cwd=empty,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "masflow run lib:examples/quickstart.yaml --checkpoint run" in done.stdout
+    assert (empty / "project/examples/quickstart/train.jsonl").is_file()
+    assert (empty / "run/curves.png").is_file()

@@ -32,8 +32,18 @@ def file_name(policy: str) -> str:
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write tensors; ones that share memory (tied weights) are written once each, as copies."""
+    """Write tensors, read them back and compare; ones that share memory (tied weights) are written once each.
+
+    Raises:
+        RunError: what stands on the disk isn't what was written.
+    """
     save_file({name: w.detach().cpu().contiguous().clone() for name, w in weights.items()}, path)
+    written = load_file(path)
+    wrong = [
+        n for n, w in weights.items() if n not in written or not _same_bits(written[n], w.detach().cpu())
+    ]
+    if wrong:
+        raise RunError(f"{path} was written, but reads back otherwise, e.g. '{wrong[0]}'", "look at its disk")
 
 
 def load_weights(path: Path, into: Mapping[str, nn.Parameter]) -> None:
@@ -92,6 +102,10 @@ def load_learner(folder: Path, learner: Learner) -> None:
     if reference.is_file():
         device = next(iter(learner.parameters.values())).device
         learner.reference = {name: w.to(device) for name, w in load_file(reference).items()}
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def write_facts(folder: Path, facts: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from masflow.library import shown_path
 from masflow.runtime.curves import RATES, own_metrics
 from masflow.runtime.progress import number
 from masflow.trace import Effect, Scored, Turn, path_json
@@ -63,10 +64,11 @@ def result_text(result: dict[str, Any], experiment: Path) -> str:
     if (out / "curves.png").exists():
         lines += ["", f"curves   {shown}/curves.png"]
     lines += [f"run      {shown}", "", "next"]
+    name = shown_path(experiment)
     tries = [
-        ("watch the team work on one task", f"masflow run {experiment} --checkpoint {shown}"),
-        ("score it again, sampled", f"masflow eval {experiment} --checkpoint {shown} --samples 4"),
-        ("one model a role", f"masflow train {experiment} --mapping lib:separate"),
+        ("watch the team work on one task", f"masflow run {name} --checkpoint {shown}"),
+        ("score it again, sampled", f"masflow eval {name} --checkpoint {shown} --samples 4"),
+        ("one model a role", f"masflow train {name} --mapping lib:separate"),
     ]
     return "\n".join([*lines, *(f"  {why:<33}{command}" for why, command in tries)])
 

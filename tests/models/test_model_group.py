@@ -13,6 +13,7 @@ import torch
 
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
+from masflow.models import saving
 from masflow.models.engine import Reply, Request, SamplingParams
 from masflow.models.experience import read_tokens
 from masflow.rl.batch import TrainRow
@@ -173,6 +174,27 @@ def test_a_conversation_trains_on_the_ids_that_were_sampled(group_plan: MakePlan
         assert metrics["turns"] == 8
 
 
+def test_a_template_that_rewrites_history_is_counted(group_plan: MakePlan, tmp_path: Path) -> None:
+    # FIELD_PROBLEMS, Tokens: templates drop reasoning from history; a fork is counted.
+    with _group(group_plan(), tmp_path) as group:
+        group.tokens.tokenizer.chat_template = (
+            "{% for m in messages %}{{ 'gone' if m.role == 'assistant' else m.content }}\n{% endfor %}"
+        )
+        first = _requests("m", samples=1)
+        second = []
+        for request, reply in zip(first, group.generate(first), strict=True):
+            said = (Message("assistant", reply.text, reply.turn_id), Message("user", "say red"))
+            asked = (*request.messages, *said)
+            second.append(Request(f"{reply.turn_id}+", "m", asked, SAMPLING, 5, parent=reply.turn_id))
+        assert group.traffic() == (4, 1, 0)
+        replies = group.generate(second)
+        assert group.traffic() == (8, 2, 4)
+        # What is trained are the sampled ids after the prompt that was really shown.
+        row = group.experience.rows([replies[0].turn_id])[0]
+        assert row.forked and row.prefix == 0 and "gone" in row.prompt_text
+        assert group.update("m", _items(replies, "m"), LossSpec(), 0, 1)["turns"] == 4
+
+
 def test_the_token_trace_holds_what_was_sampled(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan(), tmp_path) as group:
         reply = group.generate(_requests("m"))[4]
@@ -252,6 +274,7 @@ def test_a_turn_is_trained_by_the_policy_that_spoke_it(group_plan: MakePlan, tmp
 
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_save_and_load_give_the_same_next_step(group_plan: MakePlan, tmp_path: Path, train: str) -> None:
+    # FIELD_PROBLEMS, Mapping: adapters were never saved, only the shared base; the checkpoint keeps one.
     plan = group_plan(train, ("asker", "judge"))
     policies = [p.name for p in plan.models[0].policies]
     loss = LossSpec(kl_weight=0.1)
@@ -268,6 +291,24 @@ def test_save_and_load_give_the_same_next_step(group_plan: MakePlan, tmp_path: P
             assert _one_step(group, policy, 1, loss) == _one_step(other, policy, 1, loss)
         assert not _moved(_weights(group), _weights(other))
         assert group.generate(_requests(policies[-1], 7)) == other.generate(_requests(policies[-1], 7))
+
+
+def test_a_save_is_read_back_and_compared(
+    group_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # FIELD_PROBLEMS, Mapping: adapters were never saved, only the shared base.
+    real = saving.save_file
+
+    def loses_a_bit(weights: dict[str, torch.Tensor], path: Path) -> None:
+        name = sorted(weights)[-1]
+        real({**weights, name: weights[name] + 1e-3}, path)
+
+    with _group(group_plan("lora", ("asker", "judge")), tmp_path) as group:
+        group.save(tmp_path / "good")
+        assert len(list((tmp_path / "good").glob("*.safetensors"))) == 2
+        monkeypatch.setattr(saving, "save_file", loses_a_bit)
+        with pytest.raises(RunError, match="was written, but reads back otherwise"):
+            group.save(tmp_path / "bad")
 
 
 def test_a_save_of_other_policies_is_refused(group_plan: MakePlan, tmp_path: Path) -> None:

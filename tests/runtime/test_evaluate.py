@@ -48,6 +48,39 @@ def test_each_roles_own_correctness_stands_apart_from_the_teams(toy: Toy):
     assert found["headline"] == headline(compile_experiment(toy())) == "echoed"
 
 
+def test_tokens__tool_call_parse_errors_scroll_by__they_are_a_rate_a_role(tmp_path: Path):
+    """Row of FIELD_PROBLEMS, Tokens: tool-call parse errors scroll by."""
+    (tmp_path / "fns.py").write_text("def double(n: int) -> int:\n    return 2 * n\n")
+    (tmp_path / "rows.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    (tmp_path / "w.yaml").write_text(
+        """
+name: twice
+task: {n: int}
+tools: {double: {use: "fns.py:double"}}
+roles:
+  solver: {prompt: "Double {{ n }}", tools: [double], max_calls: 3,
+    reply: {tag: answer, on_malformed: {retry: 1}}}
+  reader: {prompt: "Read {{ solve.answer }}"}
+nodes: {solve: {role: solver}, read: {role: reader}}
+edges: [start -> solve -> read -> end]
+rewards: [{name: form, use: well_formed, level: turn}]
+"""
+    )
+    (tmp_path / "e.yaml").write_text(
+        "workflow: w.yaml\nmapping: {models: {m: {roles: rest}}}\nbase: a/b\ndata: {eval: rows.jsonl}\n"
+        "train: {steps: 0}\n"
+    )
+    good = '<tool_call>{"name": "double", "arguments": {"n": 1}}</tool_call>'
+    said = iter([good, "<tool_call>{n: 1}</tool_call>", good, "<answer>2</answer>", "<answer>4</answer>"])
+    engine = ScriptedEngine({"solver": lambda _: next(said), "reader": ["a <tool_call> is only a word here"]})
+    found = evaluate(compile_experiment(tmp_path / "e.yaml"), engine)
+    assert found["outcomes"] == {"ok": 2}
+    # Three calls, one of which doesn't parse; the reader has no tools, so that nothing it says is a call.
+    assert found["roles"]["solver"]["tool_call_error_frac"] == pytest.approx(1 / 3)
+    assert found["roles"]["solver"]["turns"] == 5
+    assert "tool_call_error_frac" not in found["roles"]["reader"]
+
+
 def test_the_limit_and_an_empty_split(toy: Toy):
     experiment = toy()
     assert score(experiment, "grey", "pink", limit=1)["episodes"] == 1

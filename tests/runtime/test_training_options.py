@@ -183,6 +183,28 @@ def test_mapping__two_models_cannot_be_trained_at_once__each_has_its_own_learnin
     assert not equal(*weights)
 
 
+def test_mapping__one_tokenizer_for_all_models__text_goes_between_roles_and_ids_within_one(
+    toy: Toy, tmp_path: Path
+):
+    """Row of FIELD_PROBLEMS, Mapping: one tokenizer is assumed for all models."""
+    config = "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,"
+    config += " num_attention_heads: 2, max_position_embeddings: 64}"
+    base = f"base: {{config: {config}, tokenizer: {{wordpiece: {{files: [other.jsonl]}}}}}}"
+    mapping = f"mapping: {{models: {{first: {{roles: [caller]}}, second: {{roles: [echoer], {base}}}}}}}"
+    experiment = toy((SHARED, mapping))
+    text = json.dumps({"text": "hear brown grey pink black white blue green red and more"})
+    (experiment.parent / "other.jsonl").write_text(text + "\n")
+    out = tmp_path / "run"
+    train(compile_experiment(experiment), out)
+    said = dict(rows(out, "SELECT trajectory, text FROM turns WHERE role = 'caller' AND step = 4"))
+    heard = rows(out, "SELECT trajectory, messages FROM turns WHERE role = 'echoer' AND step = 4")
+    assert heard
+    for trajectory, messages in heard:
+        assert json.loads(messages)[0][1].strip() == f"hear {said[trajectory] or 'red'}"  # the default
+    assert {name for step in steps(out) for name in step["policies"]} == {"first", "second"}
+    assert all(value < 1e-3 for step in policies(out, "delivery_gap") for value in step.values())
+
+
 def test_a_frozen_model_stands_still_bit_for_bit_through_a_whole_run(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
