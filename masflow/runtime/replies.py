@@ -26,7 +26,7 @@ from masflow.spec.replies import (
     TagsReply,
     TextReply,
 )
-from masflow.spec.types import Type, mismatch
+from masflow.spec.types import Type, mismatch, unwritable
 
 MAX_BRACES = 32
 """Opening braces at which a JSON object inside prose is looked for."""
@@ -68,12 +68,10 @@ def parse_reply(
     """
     try:
         value = _FORMATS[type(spec)](spec, text, choices, stop)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        return Parsed(value)
+        problem = unwritable(value)
+        return Parsed(reason=f"the value {problem}") if problem else Parsed(value)
     except _Malformed as problem:
         return Parsed(reason=str(problem))
-    except (UnicodeEncodeError, ValueError):
-        return Parsed(reason="holds a number or a character that JSON can't hold")
     except RecursionError:
         return Parsed(reason="nested too deeply")
 
@@ -217,9 +215,10 @@ def find_object(text: str) -> dict[str, Any]:
 
 def _schema_problem(value: Any, schema: dict[str, Any]) -> str | None:
     from jsonschema.exceptions import best_match
+    from referencing import Registry
 
     with boundary("JSON Schema of the reply") as caught:
-        error = best_match(_validator()(schema).iter_errors(value))
+        error = best_match(_validator()(schema, registry=Registry()).iter_errors(value))
         return None if error is None else f"{error.json_path}: {error.message[:200]}"
     return caught.error
 

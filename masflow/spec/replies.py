@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -80,7 +81,22 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
         raise Fault(
             f"not a JSON Schema: {error.message}", code="bad-schema", fix="correct the schema", path=path
         ) from None
+    for path, reference in _references(schema):
+        if not reference.startswith("#"):
+            message = f"the schema refers to '{reference}', which isn't in it"
+            fix = "write that part under $defs, and '#/$defs/NAME'"
+            raise Fault(message, code="bad-schema", fix=fix, path=path)
     return schema
+
+
+def _references(schema: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """(path, text) of every `$ref` in a schema."""
+    items = schema.items() if isinstance(schema, dict) else enumerate(schema)
+    for key, inside in items:
+        if key in ("$ref", "$dynamicRef") and isinstance(inside, str):
+            yield (*path, key), inside
+        elif isinstance(inside, (dict, list)):
+            yield from _references(inside, (*path, key))
 
 
 def _choice(value: object) -> object:

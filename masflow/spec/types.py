@@ -14,6 +14,8 @@ from pydantic import BeforeValidator, PlainSerializer
 from masflow.errors import closest
 from masflow.spec.base import NAME, Fault, Faults
 
+MAX_LEVELS = 64
+"""Of lists and records inside one value."""
 SCALARS = ("str", "int", "float", "bool", "any")
 
 
@@ -200,13 +202,14 @@ def shown(value: object, length: int = 80) -> str:
 
 
 def unwritable(value: object) -> str | None:
-    """Why JSON can't hold a value (in UTF-8): a number that isn't finite, half a character, another type."""
+    """Why JSON can't hold a value (in UTF-8): a number that isn't finite, half a character, another type, or
+    more levels than whatever reads it may follow."""
+    if _is_deeper(value, MAX_LEVELS):
+        return f"is nested more than {MAX_LEVELS} levels deep"
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return "holds half a character (a lone surrogate)"
-    except RecursionError:
-        return "is nested too deeply"
     except ValueError as error:
         text = str(error)
         if "float" in text:
@@ -215,3 +218,10 @@ def unwritable(value: object) -> str | None:
     except TypeError as error:
         return f"isn't plain data: {error}"
     return None
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    if not isinstance(value, (dict, list, tuple)):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inside)

@@ -71,7 +71,7 @@ BAD = [
     ({"json": {"a": "int"}}, '{"a": true}', "a: expected int"),
     ({"json": {"a": "int"}}, "{}", "a: expected int, got null"),
     ({"json": {"a": "float"}}, '{"a": NaN}', "isn't JSON"),
-    ({"json": {"a": "str"}}, '{"a": "\\ud800"}', "JSON can't hold"),
+    ({"json": {"a": "str"}}, '{"a": "\\ud800"}', "half a character"),
     ({"json": {"a": "any"}}, '{"a": ' + "[" * 100_000, "nested"),
     ({"choice": ["yes", "no"]}, "yes and no", "expected one of yes, no"),
     ({"regex": r"(?P<a>\d+)"}, "none", "isn't found"),
@@ -180,3 +180,19 @@ def test_patterns_of_a_schema_mean_what_they_say():
 def test_a_reply_without_a_format_is_text():
     assert spec({"max_tokens": 7}) == spec({"format": "text", "max_tokens": 7})
     assert spec({}) == spec("text")
+
+
+def test_a_value_that_is_nested_too_deeply_is_malformed():
+    assert parse_reply(spec({"json": {"a": "any"}}), '{"a": ' + "[" * 63 + "]" * 63 + "}").ok
+    assert (
+        "levels deep"
+        in parse_reply(spec({"json": {"a": "any"}}), '{"a": ' + "[" * 900 + "]" * 900 + "}").reason
+    )
+
+
+def test_definitions_inside_a_schema_are_found():
+    raw = {
+        "json": {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"minimum": 2}}}
+    }
+    assert parse_reply(spec(raw), '{"a": 2}').ok
+    assert "minimum" in parse_reply(spec(raw), '{"a": 1}').reason
