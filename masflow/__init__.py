@@ -1,4 +1,4 @@
-"""masflow: declare a team of language-model agents; a compiler turns it into multi-agent reinforcement learning.
+"""Declare a team of language-model agents; a compiler turns it into multi-agent reinforcement learning.
 
 Light on purpose: importing this package imports neither torch nor ray.
 """

@@ -1,6 +1,7 @@
-"""Turns, trajectories and their outcomes: what an episode leaves behind. The database lives in `masflow.runtime.tracedb`.
+"""Turns, trajectories and their outcomes: what an episode leaves behind.
 
-Knows neither models nor training. Messages between parts are the frozen classes here.
+Knows neither models nor training; the database is in `masflow.runtime.tracedb`. Messages between
+parts are the frozen classes here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shipped experiments keep their digests: a change of what is learned shows up here, on purpose or not.
+"""Shipped files keep their digests: a change of what is learned shows up here, on purpose or not.
 
 When a change is meant, write the new digests with
 
@@ -21,6 +21,9 @@ EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("*.yaml"))
 MAPPINGS = sorted(p.name for p in (ROOT / "mappings").glob("*.yaml"))
 
 
+WORKFLOWS = sorted((ROOT / "workflows").rglob("*.yaml"))
+
+
 def own_mapping(name: str) -> bool:
     """Whether a mapping fits every team: it names no role of its own."""
     return "[" not in (ROOT / "mappings" / name).read_text()
@@ -33,7 +36,20 @@ CASES = [(e, None) for e in EXAMPLES] + [(e, m) for e in EXAMPLES for m in MAPPI
 def test_a_shipped_experiment_keeps_its_digest(example, mapping):
     file = None if mapping is None else ROOT / "mappings" / mapping
     digest = compile_experiment(ROOT / "examples" / example, mapping=file).digest
-    key = example if mapping is None else f"{example} with {mapping}"
+    hold(example if mapping is None else f"{example} with {mapping}", digest)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_shipped_workflow_keeps_its_digest(path, tmp_path):
+    text = f"workflow: {path}\nmapping: {{models: {{one: {{roles: rest}}}}}}\nbase: some/base\n"
+    (tmp_path / "alone.yaml").write_text(text)
+    hold(
+        f"workflows/{path.relative_to(ROOT / 'workflows')}",
+        compile_experiment(tmp_path / "alone.yaml").digest,
+    )
+
+
+def hold(key, digest):
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if os.environ.get("MASFLOW_REFRESH_GOLDEN"):
         golden[key] = digest

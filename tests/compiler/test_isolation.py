@@ -1,9 +1,12 @@
 """The compiler alone: without torch and ray, and fast."""
 
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from masflow.compiler import check
 
@@ -59,11 +62,39 @@ def big_workflow(num_nodes: int) -> str:
 def test_a_workflow_of_a_thousand_nodes_compiles_in_seconds(tmp_path):
     path = tmp_path / "big.yaml"
     path.write_text(big_workflow(1000))
-    began = time.perf_counter()
+    began = time.process_time()
     problems = check(path)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     assert not problems, problems[:3]
-    assert seconds < 10  # alone on a core about 2, most of it reading the YAML
+    assert seconds < 2  # of a core, so that busy neighbours don't count; about 1 was measured
+
+
+DOCUMENTS = [
+    p for f in ("workflows", "mappings", "runtime", "examples") for p in sorted((ROOT / f).rglob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_runtime__config_errors_surface_late__every_shipped_file_is_checked_in_under_two_seconds(path):
+    """Row of FIELD_PROBLEMS, Runtime: config errors surface after half an hour."""
+    began = time.process_time()
+    assert not [p for p in check(path) if not p.code.startswith("warn-")]
+    assert time.process_time() - began < 2
+
+
+def test_the_command_checks_a_file_in_under_two_seconds():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [
+        sys.executable,
+        "-c",
+        "from masflow.cli import main; main()",
+        "check",
+        "examples/quickstart.yaml",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
 
 
 def test_a_wide_fan_out_and_many_writers_compile_in_seconds(tmp_path):
@@ -74,6 +105,6 @@ def test_a_wide_fan_out_and_many_writers_compile_in_seconds(tmp_path):
     )
     path = tmp_path / "wide.yaml"
     path.write_text(f"{text}\nedges:\n  - start -> n0 -> {edge} -> n999 -> end\n")
-    began = time.perf_counter()
+    began = time.process_time()
     assert not check(path)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 5
