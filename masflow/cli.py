@@ -9,6 +9,8 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -89,6 +91,13 @@ def overrides_of(pairs: list[str] | None) -> dict[str, str]:
 def print_json(value: Any) -> None:
     """One line of JSON on standard output."""
     print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+
+
+@contextmanager
+def prints_aside(as_json: bool) -> Iterator[None]:
+    """What users' functions print goes to standard error where standard output is for machines."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield
 
 
 def located(path: Path | None, what: str) -> Path | None:
@@ -221,7 +230,8 @@ def eval_(
     from masflow.runtime.trial import evaluate_checkpoint
 
     plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
-    result = evaluate_checkpoint(plan, checkpoint, split, limit, samples)
+    with prints_aside(json_):
+        result = evaluate_checkpoint(plan, checkpoint, split, limit, samples)
     if json_:
         print_json(result)
     else:
@@ -251,7 +261,8 @@ def run(
     from masflow.runtime.trial import run_episode
 
     plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
-    scored = run_episode(plan, task, checkpoint, resume, out)
+    with prints_aside(json_):
+        scored = run_episode(plan, task, checkpoint, resume, out)
     if json_:
         print_json(trajectory_json(scored))
     else:

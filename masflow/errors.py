@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -125,8 +125,10 @@ def boundary(whose: str) -> Iterator[Caught]:
     except MasflowError:
         raise
     except Exception as error:
-        text = str(error).strip().splitlines()
-        caught.error = f"{whose}: {type(error).__name__}: {text[0] if text else '(no message)'}"
+        text = "(its message can't be read)"
+        with suppress(Exception):  # a user's __str__ may fail too
+            text = next(iter(str(error).strip().splitlines()), "(no message)")
+        caught.error = f"{whose}: {type(error).__name__}: {text}"
         caught.detail = traceback.format_exc()
 
 
@@ -142,4 +144,6 @@ def unknown(where: Where, kind: str, value: object, known: Iterable[str], *, cod
     near = closest(str(value), choices)
     listed = ", ".join(choices[:24]) + (", …" if len(choices) > 24 else "") if choices else "(none)"
     fix = f"write '{near}'" if near else f"use a known {kind}"
-    return Problem.at(where, code or f"unknown-{kind.replace(' ', '-')}", f"unknown {kind} '{value}'; known: {listed}", fix)
+    return Problem.at(
+        where, code or f"unknown-{kind.replace(' ', '-')}", f"unknown {kind} '{value}'; known: {listed}", fix
+    )

@@ -186,6 +186,26 @@ def test_a_person_is_asked_and_a_paused_episode_goes_on_later(
     assert masflow("run", experiment, "--resume", paused["id"])[0] == 3
 
 
+def test_what_users_functions_print_stays_out_of_the_json(toy: Toy, masflow: Masflow):
+    experiment = toy()
+    reward = experiment.parent / "echo.py"
+    reward.write_text(reward.read_text().replace("    return", "    print('HELLO')\n    return"))
+    for words in (("run", experiment, "--json"), ("eval", experiment, "--limit", 1, "--json")):
+        code, out, err = masflow(*words)
+        assert code == 0, err
+        assert isinstance(json.loads(out), dict)
+        assert "HELLO" in err
+
+
+def test_a_folder_that_can_not_be_written_is_said(toy: Toy, masflow: Masflow, monkeypatch, tmp_path: Path):
+    human = 'echo: {human: {ask: "Is {{ call.text }} right?", in_training: {value: {text: "yes"}}}}'
+    experiment = toy(workflow=(("echo: {role: echoer}", human), ("  echoer: {prompt", "  spare: {prompt")))
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    code, _, err = masflow("run", experiment, "--out", tmp_path / "file" / "episodes")
+    assert (code, "file" in err, "Traceback" in err) == (3, True, False)
+
+
 def test_ls_and_init_give_the_library(masflow: Masflow, tmp_path: Path):
     code, out, _ = masflow("ls", "--json")
     names = {(content["kind"], content["name"]) for content in last_json(out)}

@@ -145,8 +145,9 @@ def _copied(value: Any) -> Any:
         return [_copied(v) for v in value]
     if isinstance(value, dict):
         return {_key(k): _copied(v) for k, v in value.items()}
-    kind_name = type(value).__name__
-    raise TypeError(f"the result must be plain data (text, numbers, lists, dicts); it holds a {kind_name}")
+    hint = "; call its .tolist()" if hasattr(value, "tolist") else ""
+    name = type(value).__name__
+    raise TypeError(f"the result must be plain data (text, numbers, lists, dicts); got {name}{hint}")
 
 
 def _key(key: Any) -> str:

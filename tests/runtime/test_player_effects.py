@@ -379,7 +379,7 @@ def test_the_scripted_engine_says_whom_it_has_no_line_for():
     ("body", "outcome", "detail"),
     [
         ("old.append(new); return old", "ok", ""),
-        ("return {new}", "tool_error", "holds a set"),
+        ("return {new}", "tool_error", "got set"),
         ("raise SystemExit(3)", "tool_error", "SystemExit"),
         ("while True: pass", "timeout", "no result within"),
     ],

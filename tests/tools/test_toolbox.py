@@ -169,18 +169,19 @@ class _Word(str):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ({1, 2}, "holds a set"),
-        (object(), "holds a object"),
-        (b"x", "holds a bytes"),
+        ({1, 2}, "got set"),
+        (object(), "got object"),
+        (b"x", "got bytes"),
         (float("nan"), "isn't finite"),
         ({"a": [float("inf")]}, "isn't finite"),
         ("\ud800", "half a character"),
         (10**5000, "too many digits"),
         ({1: "x"}, "must be text"),
+        (numpy.zeros(2), r"call its \.tolist"),
         ([[]] * 3, None),
         ({"a": (1, 2.5, None, True)}, None),
     ],
-    ids=["set", "object", "bytes", "nan", "inf", "half", "huge", "key", "lists", "tuple"],
+    ids=["set", "object", "bytes", "nan", "inf", "half", "huge", "key", "array", "lists", "tuple"],
 )
 def test_what_comes_back_is_data_that_can_be_written_down(value: object, reason: str | None) -> None:
     if reason is None:
