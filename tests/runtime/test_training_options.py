@@ -265,6 +265,48 @@ def test_silent__default_reward_0_on_an_exception__is_null_with_its_reason_in_th
     assert any("no red today" in message for message in told)
 
 
+@pytest.mark.parametrize(
+    ("budget", "outcome", "experiment", "workflow"),
+    [
+        (
+            "a turn's reply.max_tokens",
+            "truncated",
+            (),
+            (
+                (
+                    'hear {{ call.text }}", reply: {max_tokens: 3}',
+                    'hear {{ call.text }}", reply: {max_tokens: 1}',
+                ),
+            ),
+        ),
+        ("an episode's limits.tokens", "limit", (), (("output:", "limits: {tokens: 5}\noutput:"),)),
+        (
+            "a model's context",
+            "prompt_too_long",
+            ((SHARED, "mapping: {models: {policy: {roles: rest, context: 8}}}"),),
+            (),
+        ),
+    ],
+)
+def test_silent__budgets_of_turn_trajectory_and_window_are_confused__each_has_its_own_name_and_outcome(
+    toy: Toy, tmp_path: Path, budget: str, outcome: str, experiment: Any, workflow: Any
+):
+    """Row of FIELD_PROBLEMS, Silent failures: budgets are confused; later turns are cut and never trained."""
+    changes = (*experiment, (WARM_START, ""), (GRPO, "algorithm: {use: grpo, samples: 4, entropy: 0.1}"))
+    plan = compile_experiment(toy(*changes, workflow=workflow), overrides={"train.steps": "1"})
+    train(plan, tmp_path / "run")
+    [step] = steps(tmp_path / "run")
+    ended = rows(tmp_path / "run", "SELECT DISTINCT outcome FROM trajectories WHERE split = 'train'")
+    cut = rows(tmp_path / "run", "SELECT outcome FROM turns WHERE role = 'echoer' AND split = 'train'")
+    # Prompt and reply of the caller take up to 7 tokens, so that only the echoer meets the budget.
+    if outcome == "truncated":
+        assert (outcome,) in cut and len(cut) == 12
+    else:
+        assert (outcome,) in ended and len(cut) < 12
+    # What was said before the budget was met is trained in any case.
+    assert step["batch"]["caller/trainable_turns"] == 12 and step["policies"]["policy"]["turns"] >= 12
+
+
 def test_runtime__rollouts_are_serial__each_step_shows_how_many_replies_were_drawn_together(
     toy: Toy, tmp_path: Path
 ):
