@@ -58,8 +58,9 @@ class ModelGroup:
         Raises:
             RunError: the base or a policy's `init` can't be loaded.
         """
-        if plan.runtime.deterministic:
-            torch.set_num_threads(plan.runtime.threads)
+        threads = plan.runtime.threads or (1 if plan.runtime.deterministic else None)
+        if threads is not None:
+            torch.set_num_threads(threads)
         self.model = model
         self.base = load_base(model, run_dir, plan.train.seed)
         self.backbone = Backbone(self.base.model)

@@ -22,7 +22,9 @@ class Runtime(Spec):
 
     backend: Literal["local"] = "local"
     deterministic: bool = True
-    """Batches form at barriers in node order with fixed threads: a run repeats bit for bit."""
-    threads: int = Field(default=1, ge=1)
+    """Batches form at barriers in node order with fixed threads: a run repeats bit for bit. Turned off, as
+    many threads as torch chooses compute, and sums may round otherwise."""
+    threads: int | None = Field(default=None, ge=1)
+    """Default: 1 where the run is deterministic, else torch's choice."""
     engine: Engine = Engine()
     pipeline: Literal["auto", "sync"] = "auto"

@@ -20,6 +20,7 @@ from masflow.rl.batch import TrainRow
 from masflow.rl.losses import LossSpec
 from masflow.runtime.model_group import ModelGroup
 from masflow.spec.mapping import Optimizer
+from masflow.spec.runtime import Runtime
 from masflow.trace import Message, Turn
 
 MakePlan = Callable[..., Plan]
@@ -436,6 +437,18 @@ def test_a_trace_that_cannot_be_written_stops_the_run(group_plan: MakePlan, tmp_
         group.trace._db.execute("PRAGMA query_only=ON")
         with pytest.raises(RunError, match=r"can't write .*m\.sqlite"):
             group.generate(_requests("m"))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "threads"),
+    [(Runtime(), 1), (Runtime(deterministic=False), 2), (Runtime(deterministic=False, threads=3), 3)],
+)
+def test_threads_are_fixed_where_a_run_is_deterministic_or_says_how_many(
+    group_plan: MakePlan, tmp_path: Path, runtime: Runtime, threads: int
+) -> None:
+    torch.set_num_threads(2)
+    with _group(replace(group_plan(), runtime=runtime), tmp_path):
+        assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
