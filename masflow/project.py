@@ -135,7 +135,7 @@ def _missing(ref: str, tried: list[Path], where: Where, what: str, root: Path) -
         return Problem.at(
             where, "missing-file", f"{what} {shown} … isn't a file's name", "write a file's name"
         )
-    places = ", ".join(_short(path, root) for path in tried)
+    places = ", ".join(dict.fromkeys(_short(path.absolute(), root.absolute()) for path in tried))
     return Problem.at(where, "missing-file", f"{what} '{ref}' not found; tried {places}", fix)
 
 

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ __all__ = ["Task", "checked_rows", "data_problem", "load_tasks", "read_rows", "r
 FILE_ENDS = (".jsonl", ".ndjson", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 TABLE_ENDS = (".csv", ".tsv")
 MAX_REPORTED = 3
+MAX_CELL = 10_000_000
+"""Characters of one cell of a table."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +94,41 @@ def _numbered(path: str) -> Iterator[tuple[int, Any]]:
             return
         raw = Path(path).read_bytes()
         text = (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        yield (
-            0,
-            data_problem(path, 0, "", "unreadable-data", f"can't be read: {error}", "save it as UTF-8 text"),
-        )
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        fix = "save it as UTF-8 text" if isinstance(error, UnicodeDecodeError) else "check the file"
+        yield 0, data_problem(path, 0, "", "unreadable-data", f"can't be read: {error}", fix)
         return
     if path.endswith(TABLE_ENDS):
-        table = csv.DictReader(io.StringIO(text), delimiter="\t" if path.endswith(".tsv") else ",")
-        yield from ((table.line_num, dict(row)) for row in table)
+        yield from _table(path, text)
     elif path.endswith(".json"):
         yield from _json_list(path, text)
     else:
         for line, item in enumerate(text.split("\n"), 1):
             if item.strip():
                 yield line, _json(path, line, item)
+
+
+def _table(path: str, text: str) -> Iterator[tuple[int, Any]]:
+    """Rows of a table with a header, every cell as text."""
+    csv.field_size_limit(MAX_CELL)
+    table = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if path.endswith(".tsv") else ",")
+    try:
+        columns = list(table.fieldnames or ())
+        twice = next((name for name in columns if columns.count(name) > 1), None)
+        if twice is not None:
+            message = f"the column '{twice}' stands twice in the header"
+            yield 1, data_problem(path, 1, twice, "bad-row", message, "rename one of them")
+            return
+        for row in table:
+            line, message = (
+                table.line_num,
+                f"the row has more cells than the header, which has {len(columns)}",
+            )
+            fix = "put quotes around a cell that holds the separator"
+            yield line, data_problem(path, line, "", "bad-row", message, fix) if None in row else dict(row)
+    except csv.Error as error:
+        line, message = table.line_num, f"not a table: {error}"
+        yield line, data_problem(path, line, "", "bad-row", message, "check the quotes around this line")
 
 
 def _json(path: str, line: int, text: str) -> Any:
@@ -233,6 +256,8 @@ def _cell(value: str, type_: Type) -> Any:
     if type_.nullable and value == "":
         return None
     try:
+        if type_.kind in ("int", "float") and (not value.isascii() or "_" in value):
+            return value
         if type_.kind in ("int", "float"):
             return int(value) if type_.kind == "int" else float(value)
         if type_.kind in ("list", "record"):

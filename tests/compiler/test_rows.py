@@ -181,3 +181,43 @@ def test_a_value_that_can_not_be_written_again_is_a_problem_of_its_row(project, 
     [problem] = check(path)
     assert (problem.code, problem.line, problem.path) == ("bad-row", 1, "rank")
     assert reason in problem.message
+
+
+HEADER = "question,rank,answers\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "reason"),
+    [
+        ("a.csv", HEADER + "x,1,[],more\n", 2, "more cells"),
+        ("a.csv", "question,rank,rank,answers\nx,1,2,[]\n", 1, "'rank' stands twice"),
+        ("a.csv", HEADER + "x,1_0,[]\n", 2, "expected int?"),
+        ("a.csv", HEADER + "x" * 11_000_000 + ",1,[]\n", 2, "field larger"),
+        ("a.parquet", "PAR1 is not all of it", 0, "can't be read"),
+        ("a.jsonl.gz", "no gzip", 0, "can't be read"),
+    ],
+    ids=["cells", "columns", "underscore", "huge", "parquet", "gzip"],
+)
+def test_a_table_or_file_that_is_not_one_is_a_problem_with_its_line(project, name, content, line, reason):
+    text = (
+        f"workflow: w.yaml\nmapping: {{models: {{p: {{roles: rest}}}}}}\nbase: a/b\ndata: {{train: {name}}}\n"
+    )
+    [problem] = check(project({"tiny.yaml": text, "w.yaml": WORKFLOW, name: content}))
+    assert problem.line == line
+    assert reason in problem.message
+
+
+def test_long_cells_are_read(plan_of):
+    long = "x" * 200_000
+    plan = plan_of("{train: a.csv}", **{"a.csv": HEADER + long + ",1,[]\r\n"})
+    assert load_tasks(plan, "train")[0].row["question"] == long
+
+
+def test_a_damaged_archive_is_a_problem(project):
+    packed = bytearray(gzip.compress(lines(ROWS * 50).encode()))
+    packed[40:60] = bytes(20)
+    text = "workflow: w.yaml\nmapping: {models: {p: {roles: rest}}}\nbase: a/b\ndata: {train: a.jsonl.gz}\n"
+    path = project({"tiny.yaml": text, "w.yaml": WORKFLOW})
+    (path.parent / "a.jsonl.gz").write_bytes(packed)
+    [problem] = check(path)
+    assert problem.code == "unreadable-data"
