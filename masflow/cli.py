@@ -272,8 +272,19 @@ def run(
 
 
 @app.command()
-def ls(json_: Json = False) -> None:
+def ls(
+    json_: Json = False,
+    schema: Annotated[
+        Literal["workflow", "mapping", "runtime", "experiment"] | None,
+        typer.Option("--schema", help="Print the JSON Schema of a kind of document, for editors."),
+    ] = None,
+) -> None:
     """List the workflows, mappings, runtimes and experiments of this project and of the library."""
+    if schema is not None:
+        from masflow.spec import schema as schema_of
+
+        print(json.dumps(schema_of(schema), indent=1, ensure_ascii=False))
+        return
     from masflow.library import list_content
     from masflow.project import find_root
 

@@ -217,6 +217,26 @@ def test_ls_and_init_give_the_library(masflow: Masflow, tmp_path: Path):
     assert (tmp_path / "copy/rewards/qa.py").read_bytes() == (ROOT / "rewards/qa.py").read_bytes()
 
 
+def test_an_experiment_with_init_is_scored_and_played_from_there(toy: Toy, masflow: Masflow, tmp_path: Path):
+    experiment = toy()
+    assert masflow("train", experiment, "--out", "run", "--set", "train.steps=1")[0] == 0
+    init = ("--set", f"init={tmp_path / 'run'}")
+    scores = [
+        last_json(masflow("eval", experiment, *words, "--json")[1])
+        for words in ((), ("--checkpoint", "run"), init)
+    ]
+    assert scores[1] == scores[2] != scores[0]
+
+
+def test_ls_prints_a_json_schema_for_editors(masflow: Masflow):
+    code, out, _ = masflow("ls", "--schema", "workflow")
+    found = json.loads(out)
+    assert code == 0
+    document = found["$defs"][found["$ref"].rpartition("/")[2]] if "$ref" in found else found
+    assert {"roles", "nodes", "edges"} <= set(document["properties"])
+    assert masflow("ls", "--schema", "reward")[0] == 2
+
+
 def test_explain_prints_groups_with_their_expected_sizes(toy: Toy, masflow: Masflow):
     code, out, err = masflow("explain", toy(), "--format", "json")
     assert code == 0, err

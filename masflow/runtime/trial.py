@@ -20,6 +20,7 @@ from masflow.errors import Problem, RunError, SpecError
 from masflow.rl.score import score
 from masflow.runtime import checkpoints
 from masflow.runtime import evaluate as evaluation
+from masflow.runtime.controller import with_init
 from masflow.runtime.episodes import play
 from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
@@ -32,7 +33,7 @@ from masflow.trace import EpisodeKey, Scored
 
 @contextmanager
 def loaded(plan: Plan, reference: str | None) -> Iterator[Team]:
-    """A plan's team with the weights of a checkpoint, or as its bases are.
+    """A plan's team with the weights of a checkpoint, or as it would begin: its `init`, else its bases.
 
     The run that holds the checkpoint is only read: what an engine writes goes to a temporary folder.
     """
@@ -44,7 +45,7 @@ def loaded(plan: Plan, reference: str | None) -> Iterator[Team]:
             plan = with_seed_of(replace(plan, models=tuple(map(_without_init, plan.models))), run)
             if (run / "base").is_dir():
                 (folder / "base").symlink_to((run / "base").resolve())
-        team = Team(plan, folder)
+        team = Team(plan if place is not None else with_init(plan, fresh=True), folder)
         stack.callback(team.close)
         if place is not None:
             checkpoints.restore(place, dict(team.groups))
