@@ -120,14 +120,11 @@ def _table(path: str, text: str) -> Iterator[tuple[int, Any]]:
             yield 1, data_problem(path, 1, twice, "bad-row", message, "rename one of them")
             return
         for row in table:
-            line, message = (
-                table.line_num,
-                f"the row has more cells than the header, which has {len(columns)}",
-            )
+            line, message = table.line_num, f"the row has more cells than the header's {len(columns)}"
             fix = "put quotes around a cell that holds the separator"
             yield line, data_problem(path, line, "", "bad-row", message, fix) if None in row else dict(row)
     except csv.Error as error:
-        line, message = table.line_num, f"not a table: {error}"
+        line, message = table.line_num + 1, f"not a table: {error}"
         yield line, data_problem(path, line, "", "bad-row", message, "check the quotes around this line")
 
 

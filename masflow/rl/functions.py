@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -13,6 +14,7 @@ from masflow.compiler.expressions import TemplateProblem, condition, value
 from masflow.compiler.graph import FunctionIR, Graph, RewardIR, RoleIR
 from masflow.errors import RunError, boundary
 from masflow.functions import load_callable
+from masflow.spec.types import shown
 from masflow.timelimit import call_limited
 from masflow.trace import EpisodeKey, Path, Trajectory, Turn
 
@@ -122,7 +124,7 @@ class RewardCall:
                 given.setdefault("trajectory", self.trajectory)
             if "turn" in asked:
                 given.setdefault("turn", turn)
-            result = call_limited(call, given, self.reward.timeout_s)
+            result = call_limited(call, deepcopy(given), self.reward.timeout_s)
         if caught.error is not None:
             return self.fail(caught.error)
         if isinstance(result, dict):
@@ -134,7 +136,7 @@ class RewardCall:
             return None
         found = number(result)
         if found is None:
-            return self.fail(f"gave {result!r}; a reward is a finite number, or null for unscored")
+            return self.fail(f"gave {shown(result)}; a reward is a finite number, or null for unscored")
         return found
 
     def fail(self, reason: str) -> None:
@@ -149,8 +151,7 @@ def number(result: Any) -> float | None:
     """`result` as a float; None unless it is a finite real number (a bool is 0 or 1)."""
     if not isinstance(result, Real) and not hasattr(result, "__float__"):
         return None
-    try:
+    found = math.nan
+    with boundary("float of a result"):  # it may be any object: a list of numbers, an endless integer
         found = float(result)
-    except (TypeError, ValueError):
-        return None
     return found if math.isfinite(found) else None

@@ -87,7 +87,8 @@ def _translate(entry: Any, path: tuple[str | int, ...]) -> Fault:
     if kind == "missing":
         return Fault(f"missing key '{key}'", code="missing-key", fix=f"add '{key}: …'")
     if kind in ("literal_error", "enum"):
-        return _choice(key, value, context)
+        chosen = f"choice for '{key}':" if len(path) > 1 and path[-2] in ("pay", "outcomes") else key
+        return _choice(chosen, value, context)
     if kind in BOUNDS:
         bound = next(iter(context.values()))
         message = f"{name} is {_shown(value)}; it must be {BOUNDS[kind]} {bound}"

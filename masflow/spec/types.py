@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -197,7 +198,9 @@ def _expected(here: str, type_: Type, value: object) -> str:
 
 def shown(value: object, length: int = 80) -> str:
     """A value in a message, cut where it would fill the screen."""
-    text = repr(value)
+    text = f"a {type(value).__name__} that can't be shown"
+    with suppress(Exception):  # a user's __repr__ may fail, an integer may have too many digits
+        text = repr(value)
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

@@ -30,6 +30,23 @@ def hangs(x):
 def strange(x):
     return "good"
 
+def huge(x):
+    return 10**400
+
+class Several:
+    def __float__(self):
+        raise RuntimeError("several numbers")
+    def __repr__(self):
+        return "several"
+
+def several(x):
+    return Several()
+
+def meddles(words, trajectory):
+    words.append("more")
+    trajectory.output["answer"] = "changed"
+    return len(words)
+
 def infinite(x):
     return float("inf")
 

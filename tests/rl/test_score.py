@@ -90,6 +90,8 @@ def test_a_role_with_metrics_only_has_no_total(plan, reward, story):
         ("hangs", "OutOfTime: no result within 0.05 s"),
         ("strange", "gave 'good'; a reward is a finite number"),
         ("infinite", "gave inf; a reward is a finite number"),
+        ("huge", "gave 10000000000"),
+        ("several", "gave several; a reward"),
         ("missing", "has no 'missing'"),
     ],
 )
@@ -108,6 +110,14 @@ def test_silent_failures__default_reward_0_on_an_exception__is_unscored_with_the
     assert len(found.failures) == 1
     assert reason in found.failures[0]
     assert found.failures[0].startswith("reward bad: ")
+
+
+def test_a_function_that_changes_what_it_is_given_changes_nothing(plan, reward, story):
+    meddling = (reward(name, "meddles", args={"words": "{{ words }}"}) for name in ("first", "second"))
+    episode = qa(story, "b", words=["one"]).end()
+    output = dict(episode.output)
+    assert scored(plan(*meddling), episode).metrics == {"first": 2, "second": 2}
+    assert episode.output == output
 
 
 def test_a_failing_template_is_unscored_with_the_reason(plan, reward, story):
