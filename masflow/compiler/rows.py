@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,10 +202,14 @@ def field_problem(row: dict[str, Any], fields: Sequence[TaskFieldIR]) -> tuple[s
 
 def row_problems(source: SourceIR, fields: Sequence[TaskFieldIR]) -> list[Problem]:
     """What is wrong with a file's rows, three of them at most; a hub id is checked when it is loaded."""
-    if not source.is_file:
-        return []
+    return _misfits(source, checked_rows(source, fields), fields) if source.is_file else []
+
+
+def _misfits(
+    source: SourceIR, rows: Iterable[tuple[int, dict[str, Any] | Problem]], fields: Sequence[TaskFieldIR]
+) -> list[Problem]:
     found: list[Problem] = []
-    for line, row in checked_rows(source, fields):
+    for line, row in rows:
         wrong = None if isinstance(row, Problem) else field_problem(row, fields)
         if isinstance(row, Problem):
             found.append(row)
@@ -232,10 +236,11 @@ def load_tasks(plan: Plan, split: str) -> list[Task]:
     tasks: list[Task] = []
     seen: dict[str, int] = {}
     for source in plan.data[split]:
-        problems = row_problems(source, plan.graph.task)
-        if problems:
+        raw = [] if source.is_file else read_rows(source)
+        found = _misfits(source, enumerate(raw, 1), plan.graph.task)
+        if problems := row_problems(source, plan.graph.task) or found:
             raise SpecError(problems)
-        rows = [task_of(row, plan.graph.task) for row in read_rows(source, plan.graph.task)]
+        rows = [task_of(row, plan.graph.task) for row in raw or read_rows(source, plan.graph.task)]
         whole, part = divmod(source.weight, 1)
         for row in [*rows * int(whole), *rows[: round(part * len(rows))]]:
             digest = hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_a_saved_folder_is_checked_as_a_file_is(plan_of, tmp_path):
         assert words in text, text
 
 
-def test_a_hub_id_is_loaded_through_datasets(tmp_path, monkeypatch):
+def test_a_hub_id_is_loaded_through_datasets_and_its_rows_are_checked(plan_of, tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -114,6 +115,14 @@ def test_a_hub_id_is_loaded_through_datasets(tmp_path, monkeypatch):
     assert read_rows(SourceIR("someone/questions", is_file=False)) == SAVED
     with pytest.raises(SpecError, match="can't be loaded"):
         read_rows(SourceIR("someone/questions", split="no_such_split", is_file=False))
+    plan = plan_of("{train: rows.jsonl}", **{"rows.jsonl": lines(ROWS)})
+    hub = replace(plan, data={"train": (SourceIR("someone/questions", is_file=False),)})
+    assert [task.row["question"] for task in load_tasks(hub, "train")] == ["what", "who"]
+    bad = [{"query": "what", "rank": 1, "answers": ["a"]}]
+    (tmp_path / "someone/unfit").mkdir()
+    (tmp_path / "someone/unfit/train.jsonl").write_text(lines(bad))
+    with pytest.raises(SpecError, match="the row misses 'question'"):
+        load_tasks(replace(plan, data={"train": (SourceIR("someone/unfit", is_file=False),)}), "train")
 
 
 def test_cells_of_a_table_take_the_types_of_their_fields(project):
