@@ -24,7 +24,7 @@ from masflow.compiler.inference import (
     type_of,
 )
 from masflow.compiler.team import speakers_of
-from masflow.spec import replies
+from masflow.spec import patterns, replies
 from masflow.spec.types import Type
 
 __all__ = ["NodeValue", "node_value", "reply_type"]
@@ -59,6 +59,9 @@ def reply_type(reply: replies.Reply, params: Mapping[str, Any]) -> Type:
         return record(choice=_choice(reply, params))
     if isinstance(reply, replies.CodeReply):
         return record(code=STR)
+    if isinstance(reply, replies.RegexReply):
+        groups = patterns.groups(reply.regex)
+        return record(**{name: STR if always else nullable(STR) for name, always in groups.items()})
     if isinstance(reply, replies.JsonReply) and reply.fields is not None:
         return declared(Type("record", fields=tuple(reply.fields.items())))
     if isinstance(reply, replies.JsonReply):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from masflow.compiler.graph import RoleIR, ToolIR
+from masflow.spec import patterns
 from masflow.spec.types import Type, mismatch, unwritable
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -88,6 +89,8 @@ def reply_fields(role: RoleIR) -> tuple[str, ...]:
         return tuple(reply.tags)
     if reply.format == "json":
         return tuple(reply.fields or (reply.json_schema or {}).get("properties", {}))
+    if reply.format == "regex":
+        return tuple(patterns.groups(reply.regex))
     return (reply.tag,) if reply.format == "tag" else (reply.format,)
 
 

@@ -58,3 +58,26 @@ def search(pattern: str, text: str) -> Any:
         BadPattern: the text isn't a pattern.
     """
     return compiled(pattern).search(text, timeout=LIMIT_S)
+
+
+def groups(pattern: str) -> dict[str, bool]:
+    """Named groups of a pattern, and whether every match fills them. Raises BadPattern."""
+    numbers = compiled(pattern).groupindex
+    sure = _sure(_parser.parse(pattern))
+    return {name: number in sure for name, number in numbers.items()}
+
+
+def _sure(node: Any) -> frozenset[int]:
+    """Groups that are filled whenever this part of a parsed pattern matches."""
+    if isinstance(node, _parser.SubPattern):
+        return frozenset().union(*map(_sure, node.data))
+    kind, inside = str(node[0]), node[1]
+    if kind == "SUBPATTERN":
+        return _sure(inside[-1]) | ({inside[0]} if inside[0] is not None else set())
+    if kind.endswith("_REPEAT"):
+        return _sure(inside[2]) if inside[0] > 0 else frozenset()
+    if kind == "BRANCH":
+        return frozenset.intersection(*map(_sure, inside[1]))
+    if kind in ("ATOMIC_GROUP", "ASSERT"):
+        return _sure(inside if kind == "ATOMIC_GROUP" else inside[1])
+    return frozenset()

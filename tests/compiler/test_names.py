@@ -348,7 +348,9 @@ def test_the_output_of_a_sub_workflow_has_its_types(problems, tmp_path: Path):
         ('{choice: "{{ params.words }}"}', "{choice: [u, v]}"),
         ('{choice: "{{ question.split() }}"}', "{choice: str}"),
         ("{code: python}", "{code: str}"),
-        ("{regex: '(?P<a>x)'}", "any"),
+        ("{regex: '(?P<a>x)'}", "{a: str}"),
+        ("{regex: '(?P<a>x)?(?P<b>y)+(?:(?P<c>z)|w)(?=(?P<d>v))'}", "{a: str?, b: str, c: str?, d: str}"),
+        ("{regex: '(?:(?P<a>x)y|z)*(?P<b>(?P<c>u)|v)(?(c)s|t)'}", "{a: str?, b: str, c: str?}"),
         ("{tag: a, on_malformed: continue}", "{a: str}?"),
         ("{tag: a, on_malformed: continue, default: {a: none}}", "{a: str}"),
         (
