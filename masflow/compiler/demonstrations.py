@@ -5,6 +5,7 @@ Whether a demonstration replays to its end is the player's to find out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from masflow.compiler.graph import Graph
@@ -16,13 +17,19 @@ from masflow.spec.types import unwritable
 __all__ = ["demonstration_problems"]
 
 
-def demonstration_problems(source: SourceIR, graph: Graph) -> list[Problem]:
-    """Everything wrong with a file of demonstrations, at most three lines of it named."""
-    if not source.is_file:
+def demonstration_problems(
+    source: SourceIR, graph: Graph, rows: Iterable[dict[str, Any]] | None = None
+) -> list[Problem]:
+    """Everything wrong with a file of demonstrations, at most three lines of it named.
+
+    Args:
+        rows: of a hub id, once it is loaded; before that nothing is known of it.
+    """
+    if not source.is_file and rows is None:
         return []
     kinds = {node.name: node.kind for node in graph.nodes}
     found: list[Problem] = []
-    for line, row in checked_rows(source):
+    for line, row in checked_rows(source) if rows is None else enumerate(rows, 1):
         wrong = None if isinstance(row, Problem) else _wrong(row, kinds, graph)
         if isinstance(row, Problem):
             found.append(row)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from masflow.compiler.demonstrations import demonstration_problems
 from masflow.compiler.plan import ModelIR, Plan
-from masflow.compiler.rows import read_rows
+from masflow.compiler.rows import read_rows, task_of
 from masflow.errors import EpisodeError, Problem, RunError, SpecError
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import draw, stable_seed
@@ -43,10 +44,14 @@ def demonstrations(plan: Plan, toolbox: ToolBox | None = None) -> list[Trajector
     found: list[Trajectory] = []
     problems: list[Problem] = []
     for source in plan.data.get("warm_start", ()):
-        for line, row in enumerate(read_rows(source), start=1):
+        rows = read_rows(source)
+        unfit = [] if source.is_file else demonstration_problems(source, plan.graph, rows)
+        problems += unfit
+        for line, row in enumerate([] if unfit else rows, start=1):
             key = EpisodeKey(plan.train.seed, "warm_start", 0, len(found) + len(problems), str(line), 0)
             try:
-                found.append(player.demonstrate(row, key))
+                task = task_of(row["task"], plan.graph.task)
+                found.append(player.demonstrate({**row, "task": task}, key))
             except EpisodeError as error:
                 message = f"the demonstration doesn't fit the workflow: {error.message}"
                 fix = "write its turns in the order in which the workflow asks for them"

@@ -1,0 +1,48 @@
+"""Demonstrations: their tasks are rows, with the columns' own names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from masflow.compiler import compile_experiment
+from masflow.compiler.plan import SourceIR
+from masflow.errors import SpecError
+from masflow.runtime.supervised import demonstrations
+
+Toy = Callable[..., Path]
+
+
+def test_a_demonstrations_task_is_a_row_whose_columns_are_renamed(toy: Toy):
+    experiment = toy(workflow=(("{word: str,", "{word: {type: str, from: term},"),))
+    for name in ("tasks.jsonl", "held_out.jsonl", "demos.jsonl"):
+        file = experiment.parent / name
+        file.write_text(file.read_text().replace('"word"', '"term"'))
+    found = demonstrations(compile_experiment(experiment))
+    assert [one.turns[0].messages[0].content for one in found[:2]] == ["say red", "say green"]
+    assert found[0].task == {"word": "red", "answer": "red"}
+
+
+def test_demonstrations_of_a_hub_id_are_checked_when_they_are_replayed(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)  # datasets takes a folder of this name for the id, and asks nobody
+    plan = compile_experiment(toy())
+    lines = (tmp_path / "toy/demos.jsonl").read_text().splitlines()
+    unfit = json.dumps({**json.loads(lines[0]), "task": {"wrd": "red", "answer": "red"}})
+    for name, text in (("fit", lines), ("unfit", [unfit])):
+        folder = tmp_path / "someone" / name
+        folder.mkdir(parents=True)
+        (folder / "train.jsonl").write_text("\n".join(text) + "\n")
+    hub = {name: (SourceIR(f"someone/{name}", is_file=False),) for name in ("fit", "unfit")}
+    found = demonstrations(replace(plan, data={**plan.data, "warm_start": hub["fit"]}))
+    assert [one.turns[1].text for one in found[:2]] == ["red", "green"]
+    with pytest.raises(SpecError, match="misses 'word'"):
+        demonstrations(replace(plan, data={**plan.data, "warm_start": hub["unfit"]}))
