@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from masflow.compiler.graph import TaskFieldIR
 from masflow.compiler.plan import SourceIR
@@ -26,11 +26,21 @@ from masflow.spec.types import Type, mismatch, unwritable
 if TYPE_CHECKING:
     from masflow.compiler.plan import Plan
 
-__all__ = ["Task", "checked_rows", "data_problem", "load_tasks", "read_rows", "row_problems", "task_of"]
+__all__ = [
+    "Task",
+    "checked_rows",
+    "data_problem",
+    "load_tasks",
+    "read_rows",
+    "row_problems",
+    "task_of",
+    "weighted",
+]
 
 FILE_ENDS = (".jsonl", ".ndjson", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 TABLE_ENDS = (".csv", ".tsv")
 MAX_REPORTED = 3
+T = TypeVar("T")
 MAX_CELL = 10_000_000
 """Characters of one cell of a table."""
 
@@ -241,12 +251,17 @@ def load_tasks(plan: Plan, split: str) -> list[Task]:
         if problems := row_problems(source, plan.graph.task) or found:
             raise SpecError(problems)
         rows = [task_of(row, plan.graph.task) for row in raw or read_rows(source, plan.graph.task)]
-        whole, part = divmod(source.weight, 1)
-        for row in [*rows * int(whole), *rows[: round(part * len(rows))]]:
+        for row in weighted(rows, source.weight):
             digest = hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()[:12]
             seen[digest] = seen.get(digest, 0) + 1
             tasks.append(Task(digest if seen[digest] == 1 else f"{digest}.{seen[digest]}", row))
     return tasks
+
+
+def weighted(rows: Sequence[T], weight: float) -> list[T]:
+    """The rows as often as their source's weight says: 2.5 is twice, and the first half once more."""
+    whole, part = divmod(weight, 1)
+    return [*(row for _ in range(int(whole)) for row in rows), *rows[: round(part * len(rows))]]
 
 
 def _typed(row: dict[str, Any], types: Mapping[str, Type]) -> dict[str, Any]:

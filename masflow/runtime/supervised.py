@@ -13,7 +13,7 @@ from typing import Any
 
 from masflow.compiler.demonstrations import demonstration_problems
 from masflow.compiler.plan import ModelIR, Plan
-from masflow.compiler.rows import read_rows, task_of
+from masflow.compiler.rows import read_rows, task_of, weighted
 from masflow.errors import EpisodeError, Problem, RunError, SpecError
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import draw, stable_seed
@@ -47,7 +47,8 @@ def demonstrations(plan: Plan, toolbox: ToolBox | None = None) -> list[Trajector
         rows = read_rows(source)
         unfit = [] if source.is_file else demonstration_problems(source, plan.graph, rows)
         problems += unfit
-        for line, row in enumerate([] if unfit else rows, start=1):
+        numbered = list(enumerate([] if unfit else rows, start=1))
+        for line, row in weighted(numbered, source.weight):
             key = EpisodeKey(plan.train.seed, "warm_start", 0, len(found) + len(problems), str(line), 0)
             try:
                 task = task_of(row["task"], plan.graph.task)

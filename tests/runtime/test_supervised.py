@@ -27,6 +27,18 @@ def test_a_demonstrations_task_is_a_row_whose_columns_are_renamed(toy: Toy):
     assert found[0].task == {"word": "red", "answer": "red"}
 
 
+def test_a_mixture_of_demonstrations_keeps_its_weights(toy: Toy):
+    mixture = "data: [{path: demos.jsonl, weight: 2.4}, more.jsonl]"
+    experiment = toy(("warm_start: {data: demos.jsonl", f"warm_start: {{{mixture}"))
+    lines = (experiment.parent / "demos.jsonl").read_text().splitlines()
+    (experiment.parent / "more.jsonl").write_text(lines[4] + "\n")
+    found = demonstrations(compile_experiment(experiment))
+    words = [one.task["word"] for one in found]
+    # five rows twice, two fifths of them once more, then the other file's one
+    assert words == ["red", "green", "blue", "white", "black"] * 2 + ["red", "green", "black"]
+    assert len({one.id for one in found}) == len(found)
+
+
 def test_demonstrations_of_a_hub_id_are_checked_when_they_are_replayed(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
