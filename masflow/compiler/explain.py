@@ -138,6 +138,7 @@ def text(plan: Plan, *, passes: bool = False) -> str:
         ["groups (turns compared with each other)", *_indented(_group_lines(plan))],
         ["rewards", *_indented(_reward_lines(plan))],
         ["data", *_indented(_data_lines(plan))],
+        ["runtime", *_indented(_runtime_lines(plan))],
     ]
     if plan.passes or passes:
         parts.append(["passes", *_indented(_pass_lines(plan))])
@@ -238,6 +239,16 @@ def _reward_lines(plan: Plan) -> Iterator[str]:
     if plan.graph.rewards:
         discount = f", discounted by {plan.graph.discount:g}" if plan.graph.credit == "return_to_go" else ""
         yield f"credit: {plan.graph.credit}{discount}"
+
+
+def _runtime_lines(plan: Plan) -> Iterator[str]:
+    runtime = plan.runtime
+    threads = runtime.threads or (1 if runtime.deterministic else "as many as torch chooses")
+    repeats = "repeats bit for bit" if runtime.deterministic else "needn't repeat bit for bit"
+    yield f"{runtime.backend}: everything in this process; threads {threads}; a run {repeats}"
+    yield f"engine {runtime.engine.use}: at most {runtime.engine.max_batch_tokens} tokens decoded together"
+    why = "one process plays, then trains" if runtime.pipeline == "auto" else "as asked for"
+    yield f"pipeline sync: {why}; staleness 0"
 
 
 def _data_lines(plan: Plan) -> Iterator[str]:

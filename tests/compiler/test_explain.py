@@ -36,6 +36,8 @@ def test_the_text_says_who_plays_what_and_how_large_each_group_is(plan):
     assert "read -> plan when visits.plan < 2" in text
     assert plan.digest in text
     assert "form = well_formed (weight 1): each turn of every role" in text
+    assert "pipeline sync: one process plays, then trains; staleness 0" in text
+    assert "local: everything in this process; threads 1; a run repeats bit for bit" in text
 
 
 def test_the_picture_has_every_node_and_arrow_and_escapes_conditions(project, tiny):
