@@ -93,6 +93,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
 
 
+def counted(number: int, word: str) -> str:
+    """`no problem`, `1 problem`, `2 problems`."""
+    return f"{number or 'no'} {word}{'s' if number > 1 else ''}"
+
+
 @contextmanager
 def prints_aside(as_json: bool) -> Iterator[None]:
     """What users' functions print goes to standard error where standard output is for machines."""
@@ -141,9 +146,10 @@ def check(
     else:
         for problem in problems:
             print(problem)
-        print(
-            f"{len(files)} files, {len(problems)} problems" if problems else f"{len(files)} files, no problem"
-        )
+        if not files:
+            print(f"no YAML file in {', '.join(map(str, paths))}")
+        else:
+            print(f"{counted(len(files), 'file')}, {counted(len(problems), 'problem')}")
     if not files or any(not problem.code.startswith("warn-") for problem in problems):
         raise typer.Exit(1)
 

@@ -210,10 +210,16 @@ def _checked_kind(data: object, source: Source, kind: str) -> str:
     others = {other: _score(keys, other) for other in KINDS}
     told = max(others, key=lambda other: others[other])
     if others[told] and not others[kind]:
-        article = "an" if told == "experiment" else "a"
-        message = f"this is {article} {told} document; a {kind} belongs here"
-        raise SpecError(Problem.at(source.where(), "wrong-document", message, f"name a {kind} file"))
+        message = f"this is {_a(told)} document; {_a(kind)} belongs here"
+        fix = f"name {_a(kind)} file"
+        if (told, kind) == ("workflow", "experiment"):
+            fix += ", which puts workflow, mapping, base and data together; see 'masflow ls'"
+        raise SpecError(Problem.at(source.where(), "wrong-document", message, fix))
     return kind
+
+
+def _a(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
 def _told_kind(data: object, source: Source) -> str:
@@ -250,6 +256,9 @@ def read_bytes(path: Path, file: str) -> bytes:
             raise SpecError(
                 Problem.at(where, "not-a-file", f"'{file}' is a folder", "name a YAML file inside it")
             )
+        if path.exists() and not path.is_file():  # a pipe or a device may never end
+            message = f"'{file}' is no ordinary file"
+            raise SpecError(Problem.at(where, "not-a-file", message, "name a YAML file"))
         if path.stat().st_size > MAX_BYTES:
             message = f"'{file}' has more than {MAX_BYTES:,} bytes"
             raise SpecError(
@@ -257,6 +266,9 @@ def read_bytes(path: Path, file: str) -> bytes:
             )
         return path.read_bytes()
     except FileNotFoundError:
+        if path.is_symlink():
+            message = f"'{file}' is a link to '{os.readlink(path)}', which doesn't exist"
+            raise SpecError(Problem.at(where, "missing-file", message, "mend the link")) from None
         raise SpecError(
             _missing(str(path), [path.absolute()], where, "file", path.absolute().parent)
         ) from None

@@ -168,3 +168,18 @@ def test_a_folder_gives_its_documents_in_order(tmp_path):
         (tmp_path / name).touch()
     assert [p.name for p in find_documents(tmp_path)] == ["a.yml", "b.yaml"]
     assert list(find_documents(Path("x.yaml"))) == [Path("x.yaml")]
+
+
+def test_what_is_no_ordinary_file_is_a_problem_and_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "link.yaml").symlink_to("nowhere.yaml")
+    with pytest.raises(SpecError, match="no ordinary file"):
+        load(tmp_path / "pipe.yaml")
+    with pytest.raises(SpecError, match=r"a link to 'nowhere\.yaml', which doesn't exist"):
+        load(tmp_path / "link.yaml")
+
+
+def test_a_workflow_where_an_experiment_belongs_says_what_an_experiment_is(tmp_path: Path):
+    (tmp_path / "w.yaml").write_text("name: x\nnodes: {}\nedges: []\n")
+    with pytest.raises(SpecError, match="an experiment belongs here\n.*mapping, base and data together"):
+        load(tmp_path / "w.yaml", "experiment")

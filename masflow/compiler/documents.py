@@ -64,6 +64,10 @@ class Doc:
                 missing = [replace(p, fix=p.fix + hint) for p in missing]
             problems.extend(missing)
             return "", raw
+        if not found.is_file():
+            message = f"prompt file '{raw}' is no ordinary file"
+            problems.append(Problem.at(self.where(*path), "bad-prompt-file", message, "name a file of text"))
+            return "", raw
         try:
             return found.read_text(encoding="utf-8"), str(found)
         except (OSError, UnicodeDecodeError) as error:
