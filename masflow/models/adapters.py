@@ -13,14 +13,26 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from masflow.errors import RunError, closest
 from masflow.spec.mapping import Lora
 
 __all__ = ["activate", "adapter_parameters", "attach", "base_parameters", "switched_off"]
 
 
 def attach(model: Any, names: Sequence[str], lora: Lora, seed: int) -> None:
-    """Inject one fresh adapter a name. The backbone stays frozen, the global random state as it was."""
+    """Inject one fresh adapter a name. The backbone stays frozen, the global random state as it was.
+
+    Raises:
+        RunError: a target that no layer of the model is called.
+    """
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and n != "lm_head"]
+    for target in [] if isinstance(targets, str) else targets:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            known = sorted({name.rpartition(".")[2] for name in linear})
+            near = closest(target, known)
+            message = f"lora.targets: no linear layer is called '{target}'; known: {', '.join(known)}"
+            raise RunError(message, f"write '{near}'" if near else "name a layer, or write all-linear")
     has_conv1d = any(isinstance(m, Conv1D) for m in model.modules())
     config = LoraConfig(
         r=lora.rank,

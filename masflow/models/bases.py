@@ -5,6 +5,7 @@ Knows no policies: adapters come in `adapters`, training in `trainer`.
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from masflow.compiler.plan import ModelIR
-from masflow.errors import RunError, boundary
+from masflow.errors import RunError, boundary, closest
 from masflow.models.cache import window_of
 from masflow.models.wordpiece import make_wordpiece
 from masflow.spec.mapping import ConfigBase
@@ -130,13 +131,21 @@ def _made_once(model: ModelIR, spec: ConfigBase, run_dir: Path, seed: int) -> Pa
 
 def _make_tokenizer(spec: ConfigBase) -> Any:
     if isinstance(spec.tokenizer, str):
-        return AutoTokenizer.from_pretrained(spec.tokenizer)
+        try:
+            return AutoTokenizer.from_pretrained(spec.tokenizer)
+        except (OSError, ValueError, KeyError) as error:
+            message = f"can't load the tokenizer '{spec.tokenizer}': {error}"
+            raise RunError(message, "write a folder or an id, or how to make one") from error
     words = spec.tokenizer.wordpiece
     return make_wordpiece(words, [Path(f) for f in words.files])
 
 
 def make_model(spec: ConfigBase, tokenizer: Any, seed: int) -> Any:
-    """A float32 model of `spec.config` with random weights; the global random state is left as it was."""
+    """A float32 model of `spec.config` with random weights; the global random state is left as it was.
+
+    Raises:
+        RunError: no such type, an argument that its config class doesn't have, or sizes that don't fit.
+    """
     settings = dict(spec.config)
     model_type = settings.pop("model_type", None)
     if model_type is None:
@@ -148,18 +157,35 @@ def make_model(spec: ConfigBase, tokenizer: Any, seed: int) -> Any:
     }
     settings = {"vocab_size": len(tokenizer), **ids, **settings}
     made: Any = None
+    odd: list[str] = []
     with torch.random.fork_rng(devices=[]), torch.no_grad(), boundary("base.config") as caught:
         torch.manual_seed(seed)
+        odd = _unknown(model_type, spec.config)
         config = AutoConfig.for_model(model_type, **_with_heads(model_type, settings))
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         if spec.init.embedding_std is not None:
             made.get_input_embeddings().weight.normal_(0.0, spec.init.embedding_std)
+    if odd:
+        raise RunError(f"base.config: {odd[0]}", odd[1])
     if not caught.error:
         with torch.no_grad(), boundary("base.config: a model of these sizes can't run") as caught:
             made.eval()(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
     if caught.error:
         raise RunError(caught.error, "mend the config's arguments")
     return made.train()
+
+
+def _unknown(model_type: str, given: dict[str, Any]) -> list[str]:
+    """[what is wrong, fix] of the first argument that the config class doesn't have: the library would keep
+    it and build a model of its own default sizes. Empty when all are known."""
+    plain = AutoConfig.for_model(model_type)
+    known = {*inspect.signature(type(plain).__init__).parameters, *plain.to_dict(), *plain.attribute_map}
+    for key in given:
+        if key not in known | {"model_type", "rope_theta", "rope_scaling"}:
+            near = closest(key, known)
+            fix = f"write '{near}'" if near else f"use an argument of {type(plain).__name__}"
+            return [f"{type(plain).__name__} has no argument '{key}'", fix]
+    return []
 
 
 def _with_heads(model_type: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,26 @@ def test_a_wrong_base_is_a_run_error(config_base: MakeBase, tmp_path: Path, base
         load_base(_model(spec), tmp_path, seed=0)
 
 
+def test_silent__an_option_is_ignored__a_misspelt_argument_of_the_config_is_refused(
+    config_base: MakeBase, tmp_path: Path
+) -> None:
+    # FIELD_PROBLEMS, Silent failures: a backend silently ignores an option; the library keeps any argument.
+    for family, wrong, message in (
+        ("qwen3", {"hiden_size": 64}, "Qwen3Config has no argument 'hiden_size'.*'hidden_size'"),
+        ("gpt2", {"n_layers": 3}, "GPT2Config has no argument 'n_layers'.*'n_layer'"),
+    ):
+        with pytest.raises(RunError, match=f"(?s){message}"):
+            load_base(_model(config_base(family, **wrong)), tmp_path, seed=0)
+    for family, right in (("qwen3", {"rope_theta": 5000.0}), ("gpt2", {"activation_function": "relu"})):
+        assert load_base(_model(config_base(family, **right)), tmp_path / family, seed=0).made
+
+
+def test_a_tokenizer_that_is_not_there_is_a_run_error(config_base: MakeBase, tmp_path: Path) -> None:
+    spec = config_base().model_copy(update={"tokenizer": str(tmp_path / "nothing")})
+    with pytest.raises(RunError, match="can't load the tokenizer"):
+        load_base(_model(spec), tmp_path, seed=0)
+
+
 def test_a_context_beyond_the_base_is_refused(config_base: MakeBase, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="context 4096 exceeds the base's 128"):
         load_base(_model(config_base(), context=4096), tmp_path, seed=0)

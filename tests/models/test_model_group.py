@@ -19,7 +19,7 @@ from masflow.models.experience import read_tokens
 from masflow.rl.batch import TrainRow
 from masflow.rl.losses import LossSpec
 from masflow.runtime.model_group import ModelGroup
-from masflow.spec.mapping import Optimizer
+from masflow.spec.mapping import Lora, Optimizer
 from masflow.spec.runtime import Runtime
 from masflow.trace import Message, Turn
 
@@ -251,6 +251,24 @@ def test_adapters_are_independent_bit_for_bit(group_plan: MakePlan, tmp_path: Pa
         assert all(torch.equal(a, b) for a, b in zip(states, now, strict=True))
         assert [r.text for r in group.generate(_requests("m/judge", 5))] == [r.text for r in judged]
         assert group.versions() == {"m/asker": 2, "m/judge": 1}
+
+
+def test_adapters_sit_on_the_layers_that_are_named_and_a_misspelt_one_is_refused(
+    group_plan: MakePlan, tmp_path: Path
+) -> None:
+    plan = group_plan("lora")
+
+    def on(*targets: str) -> Plan:
+        return replace(plan, models=(replace(plan.models[0], lora=Lora(rank=2, targets=targets)),))
+
+    with _group(on("q_proj", "v_proj"), tmp_path / "a") as group:
+        layers = {
+            name.split(".lora_")[0].rpartition(".")[2]
+            for name in group.policies.learners["m/asker"].parameters
+        }
+        assert layers == {"q_proj", "v_proj"}
+    with pytest.raises(RunError, match=r"(?s)no linear layer is called 'q_prj'; known: down_proj.*'q_proj'"):
+        ModelGroup(on("q_prj", "v_proj").models[0], on("q_prj"), tmp_path / "b")
 
 
 def test_one_call_may_ask_several_adapters(group_plan: MakePlan, tmp_path: Path) -> None:
