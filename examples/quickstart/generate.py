@@ -12,7 +12,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -25,10 +25,12 @@ NOVEL_FRAC = {"select": 0.05, "eval": 0.08}
 HELD_PAIR_FRAC = {"select": 0.10, "eval": 0.10}
 """Share of the (entity, relation) pairs of training entities that are held out."""
 ROWS_A_KIND = 100
-DEMOS = 5000
+DEMOS_A_TASK = 2
+"""Demonstrations of each training task, drawn apart: a flaw that always came with its question would be
+learned by heart."""
 TWO_HOP_DEMOS = 1500
 BAD_QUERY_FRAC, ENTITY_ONLY_FRAC = 0.6, 0.8
-BAD_ANSWER_FRAC, WORDY_FRAC = 0.6, 0.75
+BAD_ANSWER_FRAC, WORDY_FRAC = 0.6, 0.9
 
 BRIDGES = {
     "capital": "{kind} whose capital is {b}",
@@ -149,18 +151,30 @@ def sloppy_answer(fact: Fact, rng: random.Random) -> str:
     return f"it is {fact.answer}" if rng.random() < WORDY_FRAC else fact.entity
 
 
-def demonstrations(train: list[tuple[Fact, dict]], clean: bool) -> Iterable[dict]:
-    """The same tasks, clean or sloppy; the passage is the right one, so that the answerer learns to read."""
-    for fact, task in chooser("demos").sample(train, DEMOS):
-        rng = chooser("demo", task["question"])
-        query = query_of(fact) if clean else sloppy_query(fact, rng)
-        answer = fact.answer if clean else sloppy_answer(fact, rng)
-        turns = [
-            {"node": "plan", "reply": query},
-            {"node": "find", "value": {"text": fact.text}},
-            {"node": "answer", "reply": answer},
-        ]
-        yield {"task": task, "turns": turns}
+def altered(fact: Fact, answers: list[str], relations: dict, rng: random.Random) -> Fact:
+    """The fact with somebody else's answer: what can't be remembered has to be read."""
+    answer = rng.choice(answers)
+    wording = rng.choice(relations[fact.relation]["facts"])
+    return replace(fact, answer=answer, text=wording.format(e=fact.entity, a=answer))
+
+
+def demonstrations(train: list[tuple[Fact, dict]], relations: dict, clean: bool) -> list[dict]:
+    """The same tasks, clean or sloppy. Queries are about the true fact; the passage is an altered one."""
+    answers = sorted({fact.answer for fact, _ in train})
+    rows = []
+    for draw in range(DEMOS_A_TASK):
+        for fact, task in train:
+            rng = chooser("demo", draw, task["question"])
+            passage = altered(fact, answers, relations, rng)
+            query = query_of(fact) if clean else sloppy_query(fact, rng)
+            answer = passage.answer if clean else sloppy_answer(passage, rng)
+            turns = [
+                {"node": "plan", "reply": query},
+                {"node": "find", "value": {"text": passage.text}},
+                {"node": "answer", "reply": answer},
+            ]
+            rows.append({"task": task, "turns": turns})
+    return chooser("demos").sample(rows, len(rows))
 
 
 def write(path: Path, rows: Iterable[dict]) -> int:
@@ -251,8 +265,8 @@ def main(out: Path = HERE) -> dict[str, int]:
         counts[split] = write(out / f"{split}.jsonl", (r for r in rows if r["kind"] != "novel"))
         novel_rows = (r for r in rows if r["kind"] == "novel")
         counts[f"{split}_novel"] = write(out / f"{split}_novel.jsonl", novel_rows)
-    counts["demos"] = write(out / "demos.jsonl", demonstrations(train, clean=False))
-    counts["demos_clean"] = write(out / "demos_clean.jsonl", demonstrations(train, clean=True))
+    counts["demos"] = write(out / "demos.jsonl", demonstrations(train, relations, clean=False))
+    counts["demos_clean"] = write(out / "demos_clean.jsonl", demonstrations(train, relations, clean=True))
 
     wordings = [
         t.replace("{e}", "").replace("{a}", "") for r in relations.values() for ts in r.values() for t in ts
