@@ -80,7 +80,7 @@ def project(toy: Toy, mapping: str) -> Path:
     experiment = toy(
         (warm, ""),
         ("{models: {policy: {roles: rest}}}", mapping),
-        ("steps: 4, tasks", "steps: 3, tasks"),
+        ("steps: 4, tasks", "steps: 2, tasks"),
         ("eval: {samples: 1}", "eval: {limit: 2}"),
         ("max_position_embeddings: 64", "max_position_embeddings: 384"),  # tools are described at length
     )
@@ -103,7 +103,7 @@ def test_a_team_of_every_shape_trains_resumes_and_compares_like_with_like(
     stop = StopFlag()
 
     def ask_to_stop(kind: str, facts: dict[str, Any]) -> None:
-        stop.requested = stop.requested or (kind == "train" and facts["step"] == 2)
+        stop.requested = stop.requested or (kind == "train" and facts["step"] == 1)
 
     with pytest.raises(Interrupted):
         train(plan, out, on_event=ask_to_stop, stop=stop)
@@ -114,7 +114,7 @@ def test_a_team_of_every_shape_trains_resumes_and_compares_like_with_like(
     assert updated == MAPPINGS[mapping]
     with closing(sqlite3.connect(out / "trace.sqlite")) as db:
         found = db.execute(
-            "SELECT trajectory, member, policy, path, parent FROM turns WHERE step = 3 AND split = 'train'"
+            "SELECT trajectory, member, policy, path, parent FROM turns WHERE step = 2 AND split = 'train'"
         ).fetchall()
     of_one = Counter(member for trajectory, member, *_ in found if trajectory == found[0][0])
     assert set(of_one) == MEMBERS
