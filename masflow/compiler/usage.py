@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from masflow.compiler.graph import Graph, Node, RoleIR
 from masflow.compiler.team import speakers_of, used_roles
 from masflow.errors import Problem, Where, unknown
+from masflow.spec.replies import fields_of
 
 __all__ = ["usage_problems"]
 
@@ -23,6 +24,8 @@ def usage_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Proble
             stand_in = node.human.in_training.get("role")
             if stand_in is not None and stand_in not in roles:
                 yield unknown(below(node.where, "human.in_training.role"), "role", stand_in, roles)
+            elif stand_in is not None:
+                yield from _stand_in_problems(node, roles[stand_in])
     for role in graph.roles:
         for name in role.tools:
             if name not in tools:
@@ -34,6 +37,19 @@ def usage_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Proble
             )
     yield from _member_problems(graph)
     yield from _unused_problems(graph)
+
+
+def _stand_in_problems(node: Node, role: RoleIR) -> Iterator[Problem]:
+    """A role that answers for a person gives what the person would."""
+    assert node.human is not None
+    wanted, given = fields_of(node.human.reply), fields_of(role.reply)
+    missing = [name for name in wanted if name not in given]
+    if missing:
+        message = (
+            f"a person's answer has '{missing[0]}', and role '{role.name}' answers with {', '.join(given)}"
+        )
+        fix = f"give role '{role.name}' and the person the same reply"
+        yield Problem.at(below(node.where, "human.in_training.role"), "stand-in-reply", message, fix)
 
 
 def below(where: Where, key: str) -> Where:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from masflow.compiler.graph import Node, ToolIR
@@ -13,6 +13,8 @@ from masflow.errors import EpisodeError, boundary
 from masflow.runtime.board import Board
 from masflow.runtime.live import Live, Play, Question, Templates
 from masflow.runtime.replies import parse_reply
+from masflow.spec.replies import ChoiceReply, fields_of, needed_fields
+from masflow.spec.types import shown
 from masflow.timelimit import OutOfTime, call_limited
 from masflow.tools import plain
 from masflow.trace import Effect, Path, path_json
@@ -152,20 +154,48 @@ def run_human(
     instead = None if live.interactive else human.in_training
     if instead == "skip":
         return True, None
+    reply = human.reply
+    words = reply.choice if isinstance(reply, ChoiceReply) and isinstance(reply.choice, str) else None
+    choices = None if words is None else tuple(templates.value("human.reply.choice", words) or ())
     if isinstance(instead, dict) and "value" in instead:
-        return True, full.value("in_training", instead["value"])
+        return True, _fitting(node, full.value("in_training", instead["value"]), choices)
     if isinstance(instead, dict) and "call" in instead:
         args = full.value("in_training", instead.get("args", {}))
-        return True, run_call(live, play, board, path, str(instead["call"]), args)
-    question = Question(path, play.qualified(node.name), templates.render("human.ask", human.ask))
+        answer = run_call(live, play, board, path, str(instead["call"]), args)
+        return True, _fitting(node, answer, choices)
+    asked = templates.render("human.ask", human.ask)
+    question = Question(path, play.qualified(node.name), asked, choices=choices)
     effect = _answer(live, board, path, question)
     return (False, None) if effect is None else (True, effect.value)
 
 
-def parse_answer(node: Node, text: str) -> Any:
+def _fitting(node: Node, value: Any, choices: Sequence[Any] | None) -> Any:
+    """What stands in for a person's answer as the node's value: text is read as if it had been typed.
+
+    Raises EpisodeError: it isn't what a person could answer.
+    """
+    assert node.human is not None
+    if value is None:
+        return None
+    fields, needed = fields_of(node.human.reply), needed_fields(node.human.reply)
+    problem = f"got {shown(value)}" if not isinstance(value, (str, dict)) else ""
+    if isinstance(value, str):
+        try:
+            return parse_answer(node, value, choices)
+        except ValueError as error:
+            problem = str(error)
+    missing = [name for name in needed if isinstance(value, dict) and name not in value]
+    if not problem and not missing:
+        return value
+    wanted = ", ".join(f"{name}: …" for name in fields)
+    problem = problem or f"'{missing[0]}' is missing"
+    raise EpisodeError("tool_error", f"nodes.{node.name}.in_training: an answer is {{{wanted}}}; {problem}")
+
+
+def parse_answer(node: Node, text: str, choices: Sequence[Any] | None = None) -> Any:
     """A person's text as the human node's value. Raises ValueError with the reason when it is malformed."""
     assert node.human is not None
-    parsed = parse_reply(node.human.reply, text)
+    parsed = parse_reply(node.human.reply, text, choices=choices)
     if not parsed.ok:
         raise ValueError(parsed.reason)
     return parsed.value

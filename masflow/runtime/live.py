@@ -181,6 +181,8 @@ class Question:
     node: str
     text: str
     kind: Literal["human", "approve"] = "human"
+    choices: tuple[Any, ...] | None = None
+    """Words of a `choice` that come from an expression."""
 
 
 @dataclass

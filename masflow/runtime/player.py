@@ -82,7 +82,7 @@ class Player:
         if question.kind == "human":
             *_, graph_key = self._graph_of(question.path)
             node = self._infos[graph_key].nodes[question.path[-1].node]
-            value = parse_answer(node, text)
+            value = parse_answer(node, text, question.choices)
         state.effects[effect_key("human", question.path)] = Effect(question.path, "human", value)
 
     def _graph_of(self, path: Path) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from masflow.compiler.graph import RoleIR, ToolIR
-from masflow.spec import patterns
+from masflow.spec.replies import fields_of
 from masflow.spec.types import Type, mismatch, unwritable
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -83,19 +83,8 @@ def pushes(role: RoleIR) -> tuple[str, ...]:
     return (push,) if isinstance(push, str) else tuple(push)
 
 
-def reply_fields(role: RoleIR) -> tuple[str, ...]:
-    reply = role.reply
-    if reply.format == "tags":
-        return tuple(reply.tags)
-    if reply.format == "json":
-        return tuple(reply.fields or (reply.json_schema or {}).get("properties", {}))
-    if reply.format == "regex":
-        return tuple(patterns.groups(reply.regex))
-    return (reply.tag,) if reply.format == "tag" else (reply.format,)
-
-
 def hands_off_by_call(role: RoleIR) -> bool:
-    return role.handoff is not None and not set(pushes(role)) <= set(reply_fields(role))
+    return role.handoff is not None and not set(pushes(role)) <= set(fields_of(role.reply))
 
 
 def schemas(parameters: dict[str, dict[str, Type]], tools: dict[str, ToolIR]) -> tuple[dict[str, Any], ...]:

@@ -270,6 +270,25 @@ Reply = Annotated[
 """A reply spec. `normalise_reply` turns the YAML shorthand into this long form first."""
 
 
+def fields_of(reply: Reply) -> tuple[str, ...]:
+    """Names of the fields that a well-formed reply's value has."""
+    if isinstance(reply, TagsReply):
+        return tuple(reply.tags)
+    if isinstance(reply, JsonReply):
+        return tuple(reply.fields or (reply.json_schema or {}).get("properties", {}))
+    if isinstance(reply, RegexReply):
+        return tuple(patterns.groups(reply.regex))
+    return (reply.tag,) if isinstance(reply, TagReply) else (reply.format,)
+
+
+def needed_fields(reply: Reply) -> tuple[str, ...]:
+    """Those of its fields that may not be left out."""
+    if isinstance(reply, JsonReply) and reply.fields is None:
+        return tuple((reply.json_schema or {}).get("required", ()))
+    types = reply.tags if isinstance(reply, TagsReply) else getattr(reply, "fields", None) or {}
+    return tuple(name for name in fields_of(reply) if name not in types or not types[name].nullable)
+
+
 class HasReply(Spec):
     """Mixin for specs with a `reply` key, in shorthand or in full."""
 

@@ -177,15 +177,46 @@ HUMAN = """
     [
         ("skip", "say nobody"),
         ('{value: {text: "Ann"}}', "say Ann"),
+        ("{value: Eve}", "say Eve"),
         ('{call: "fns.py:someone"}', "say Bob"),
+        ('{call: "fns.py:typed"}', "say Dan"),
         ("{role: a}", "say Cid"),
     ],
 )
 def test_training_answers_for_people(played: Play, how: str, prompt: str):
-    files = {"fns.py": "def someone():\n    return {'text': 'Bob'}\n"}
+    files = {"fns.py": "def someone():\n    return {'text': 'Bob'}\n\ndef typed():\n    return 'Dan'\n"}
     one = played(HUMAN.replace("HOW", how), {"who": ["Cid"], "say": ["hi"]}, files=files)
     assert one.outcome == "ok"
     assert one.turns[-1].messages[-1].content == prompt
+
+
+@pytest.mark.parametrize(
+    ("reply", "value", "detail"),
+    [
+        ("text", "{said: Ann}", "'text' is missing"),
+        ("text", "3", "got 3"),
+        ("{choice: [yes, no]}", "maybe", "expected one of yes, no"),
+        ("{tags: {a: int, b: 'str?'}}", "{b: x}", "'a' is missing"),
+    ],
+)
+def test_what_stands_in_for_a_person_gives_what_a_person_could(played: Play, reply, value, detail):
+    asks = HUMAN.replace("reply: text, in_training: HOW", f"reply: {reply}, in_training: {{value: {value}}}")
+    one = played(asks.replace("who.text if who else 'nobody'", "who | json"), {"say": ["hi"]})
+    assert one.outcome == "tool_error"
+    assert detail in one.detail
+
+
+def test_a_person_chooses_among_words_worked_out(compiled: Compile):
+    asks = HUMAN.replace("reply: text", """reply: {choice: "{{ ['a', 'b'] }}"}""").replace("HOW", "skip")
+    player = Player(compiled(asks.replace("who.text", "who.choice")), mode="eval", interactive=True)
+    state = player.start({}, key())
+    player.advance(state)
+    [question] = player.questions(state)
+    with pytest.raises(ValueError, match="expected one of a, b"):
+        player.answer(state, question, "c")
+    player.answer(state, question, "B")
+    [one] = play(player, [state], ScriptedEngine({"a": ["hi"]}).generate)
+    assert one.turns[0].messages[-1].content == "say b"
 
 
 def test_an_episode_waits_for_a_person_saves_itself_and_goes_on(compiled: Compile):
