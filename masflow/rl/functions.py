@@ -44,6 +44,7 @@ class Verdict:
     detail: str = ""
 
 
+LARGEST = 1e30
 Judge = Callable[[Sequence[Judgement]], list[Verdict]]
 """Answers many questions at once, one verdict each, in order."""
 Ask = Callable[[Judgement], Verdict]
@@ -148,10 +149,11 @@ class RewardCall:
 
 
 def number(result: Any) -> float | None:
-    """`result` as a float; None unless it is a finite real number (a bool is 0 or 1)."""
+    """`result` as a float; None unless it is a finite real number (a bool is 0 or 1) of at most 1e30, so that
+    sums and squares of rewards stay finite."""
     if not isinstance(result, Real) and not hasattr(result, "__float__"):
         return None
     found = math.nan
     with boundary("float of a result"):  # it may be any object: a list of numbers, an endless integer
         found = float(result)
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= LARGEST else None

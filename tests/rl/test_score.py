@@ -90,6 +90,7 @@ def test_a_role_with_metrics_only_has_no_total(plan, reward, story):
         ("hangs", "OutOfTime: no result within 0.05 s"),
         ("strange", "gave 'good'; a reward is a finite number"),
         ("infinite", "gave inf; a reward is a finite number"),
+        ("enormous", "gave 1e+308; a reward is a finite number"),
         ("huge", "gave 10000000000"),
         ("several", "gave several; a reward"),
         ("missing", "has no 'missing'"),
