@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from masflow.compiler.graph import Graph, Node, RoleIR
 from masflow.compiler.team import speakers_of, used_roles
 from masflow.errors import Problem, Where, unknown
-from masflow.spec.replies import fields_of
+from masflow.spec.replies import fields_of, needed_fields
 
 __all__ = ["usage_problems"]
 
@@ -25,7 +25,7 @@ def usage_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Proble
             if stand_in is not None and stand_in not in roles:
                 yield unknown(below(node.where, "human.in_training.role"), "role", stand_in, roles)
             elif stand_in is not None:
-                yield from _stand_in_problems(node, roles[stand_in])
+                yield from _stand_in_problems(node, roles[str(stand_in)])
     for role in graph.roles:
         for name in role.tools:
             if name not in tools:
@@ -42,7 +42,7 @@ def usage_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Proble
 def _stand_in_problems(node: Node, role: RoleIR) -> Iterator[Problem]:
     """A role that answers for a person gives what the person would."""
     assert node.human is not None
-    wanted, given = fields_of(node.human.reply), fields_of(role.reply)
+    wanted, given = needed_fields(node.human.reply), fields_of(role.reply)
     missing = [name for name in wanted if name not in given]
     if missing:
         message = (
