@@ -1,0 +1,5 @@
+"""`python -m masflow` is the command `masflow`."""
+
+from masflow.cli import main
+
+main()
