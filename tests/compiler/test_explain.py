@@ -30,6 +30,7 @@ def test_the_json_has_the_keys_that_machines_rely_on(plan):
 
 
 def test_the_text_says_who_plays_what_and_how_large_each_group_is(plan):
+    """Row of FIELD_PROBLEMS, Grouping: wrong ids make every group of size 1; sizes are told beforehand."""
     text = explain(plan)
     assert "policy (learns, lr 1e-05): planner, wolf_0, wolf_1, wolf_2, reader" in text
     assert "(task, wolf, howl[visit,copy]): 8 turns at most" in text

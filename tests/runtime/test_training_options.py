@@ -168,7 +168,11 @@ def test_mapping__no_stop_strings_or_temperature_an_agent__each_role_trains_on_i
 def test_mapping__two_models_cannot_be_trained_at_once__each_has_its_own_learning_rate(
     toy: Toy, tmp_path: Path
 ):
-    """Rows of FIELD_PROBLEMS, Mapping: one first-class policy; a model's own learning rate is ignored."""
+    """Rows of FIELD_PROBLEMS, Mapping: one first-class policy; a model's own learning rate is ignored.
+
+    And Grouping: K turns cost K optimizer steps, and the schedule ends K times too early. Here two optimizer
+    steps a batch, over two turns an episode, are one tick.
+    """
     own = "optimizer: {lr: 3.0e-3, warmup_steps: 2}"
     two = f"mapping: {{models: {{first: {{roles: [caller], {own}}}, second: {{roles: [echoer]}}}}}}"
     train(compile_experiment(toy((SHARED, two))), tmp_path / "run")
@@ -179,6 +183,8 @@ def test_mapping__two_models_cannot_be_trained_at_once__each_has_its_own_learnin
         wanted
     )
     assert {name for step in rates for name in step} == {"first", "second"}
+    assert {n for step in policies(tmp_path / "run", "optimizer_steps") for n in step.values()} <= {1.0, 2.0}
+    assert any(n == 2 for step in policies(tmp_path / "run", "optimizer_steps") for n in step.values())
     weights = [saved(tmp_path / "run", f"{name}/{name}.safetensors") for name in ("first", "second")]
     assert not equal(*weights)
 
