@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -66,10 +67,9 @@ def load_base(model: ModelIR, run_dir: Path, seed: int, device: torch.device | N
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(
-            f"model '{model.name}': can't load the base '{folder}': {error}", "write a folder or an id"
-        ) from error
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        fix = "remove that folder: it is made again, the same" if made else "write a folder or an id"
+        raise RunError(f"model '{model.name}': can't load the base '{folder}': {error}", fix) from error
     loaded = loaded.to(device=device, dtype=_dtype(model, loaded, device)).eval()
     loaded.requires_grad_(False)
     return Base(loaded, tokenizer, made, _context(model, loaded.config), _stop_ids(tokenizer, loaded))

@@ -159,7 +159,7 @@ class Policies:
                 saving.load_learner(folder, learner)
             learner.has_reference = name in facts["has_reference"]
         self.versions = {name: int(facts["versions"][name]) for name in self.by_name}
-        torch.set_rng_state(torch.load(folder / "random.pt", weights_only=True))
+        torch.set_rng_state(saving.read_whole(folder / "random.pt", torch.load))
 
     def start_from(self, policy: str, models: Path) -> None:
         """Take a policy's weights, no optimizer, from the models of an earlier run's checkpoint.

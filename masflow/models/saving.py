@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from masflow.errors import RunError
+from masflow.errors import RunError, boundary
 from masflow.models.trainer import Learner
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "load_learner",
     "load_weights",
     "read_facts",
+    "read_whole",
     "save_learner",
     "save_weights",
     "write_facts",
@@ -54,7 +55,7 @@ def load_weights(path: Path, into: Mapping[str, nn.Parameter]) -> None:
     """
     if not path.is_file():
         raise RunError(f"{path} is missing", "name a checkpoint that holds this model")
-    saved = load_file(path)
+    saved = read_whole(path, load_file)
     if set(saved) != set(into):
         odd = sorted(set(saved) ^ set(into))
         raise RunError(
@@ -68,6 +69,21 @@ def load_weights(path: Path, into: Mapping[str, nn.Parameter]) -> None:
     with torch.no_grad():
         for name, parameter in into.items():
             parameter.copy_(saved[name])
+
+
+def read_whole(path: Path, read: Callable[[Path], Any]) -> Any:
+    """What `read` finds in a file of a checkpoint.
+
+    Raises:
+        RunError: the file is missing or torn.
+    """
+    found: Any = None
+    with boundary(str(path)) as caught:
+        found = read(path)
+    if caught.error:
+        fix = "remove that checkpoint's folder to go on from the one before it, or name another checkpoint"
+        raise RunError(f"can't be read: {caught.error}", fix)
+    return found
 
 
 def save_learner(folder: Path, learner: Learner) -> None:
@@ -90,7 +106,7 @@ def load_learner(folder: Path, learner: Learner) -> None:
     learner.optimizer = None
     if file.is_file():
         device = next(iter(learner.parameters.values())).device
-        states: dict[str, dict[str, Any]] = torch.load(file, weights_only=True)
+        states: dict[str, dict[str, Any]] = read_whole(file, torch.load)
         learner.optimizer = torch.optim.AdamW(list(learner.parameters.values()), lr=0.0)
         for name, state in states.items():
             moved = {
@@ -101,7 +117,7 @@ def load_learner(folder: Path, learner: Learner) -> None:
     learner.reference = None
     if reference.is_file():
         device = next(iter(learner.parameters.values())).device
-        learner.reference = {name: w.to(device) for name, w in load_file(reference).items()}
+        learner.reference = {name: w.to(device) for name, w in read_whole(reference, load_file).items()}
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -134,9 +134,8 @@ def read_state(folder: Path) -> RunState:
     try:
         return RunState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise RunError(
-            f"{folder} isn't a checkpoint that can be read: {error}", "name another one"
-        ) from error
+        fix = "remove that folder to go on from the checkpoint before it, or name another one"
+        raise RunError(f"{folder} isn't a checkpoint that can be read: {error}", fix) from error
 
 
 def restore(folder: Path, models: dict[str, Saver]) -> RunState:

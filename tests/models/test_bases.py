@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,19 @@ def test_silent__an_option_is_ignored__a_misspelt_argument_of_the_config_is_refu
             load_base(_model(config_base(family, **wrong)), tmp_path, seed=0)
     for family, right in (("qwen3", {"rope_theta": 5000.0}), ("gpt2", {"activation_function": "relu"})):
         assert load_base(_model(config_base(family, **right)), tmp_path / family, seed=0).made
+
+
+def test_a_torn_base_is_told_and_made_again_the_same(config_base: MakeBase, tmp_path: Path) -> None:
+    first = load_base(_model(config_base()), tmp_path, seed=0).model.state_dict()
+    [file] = (tmp_path / "base").rglob("*.safetensors")
+    sound = file.read_bytes()
+    file.unlink()
+    file.write_bytes(sound[:500])
+    with pytest.raises(RunError, match=r"(?s)can't load the base .*it is made again"):
+        load_base(_model(config_base()), tmp_path, seed=0)
+    shutil.rmtree(file.parent)
+    again = load_base(_model(config_base()), tmp_path, seed=0).model.state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 def test_a_tokenizer_that_is_not_there_is_a_run_error(config_base: MakeBase, tmp_path: Path) -> None:

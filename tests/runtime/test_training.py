@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -269,6 +270,26 @@ def test_checkpoints_are_retained_by_rule(toy: Toy, tmp_path: Path):
     train(plan, tmp_path / "run")
     names = [p.name for p in checkpoints.listed(tmp_path / "run" / "checkpoints")]
     assert names == ["step_000000", "step_000003", "step_000004"]
+
+
+def test_a_torn_file_of_a_checkpoint_is_told_and_the_one_before_it_still_serves(
+    toy: Toy, whole: Path, tmp_path: Path
+):
+    plan, shorter = (compile_experiment(toy(), overrides={"train.steps": n}) for n in ("4", "3"))
+    out = tmp_path / "run"
+    train(shorter, out)
+    for pattern in ("*.safetensors", "*.optimizer.pt", "random.pt"):
+        torn = next(last(out).rglob(pattern))
+        sound = torn.read_bytes()
+        torn.write_bytes(sound[: len(sound) // 2])
+        with pytest.raises(
+            RunError, match=r"(?s)can't be read: .*step_000003/.*remove that checkpoint's folder"
+        ):
+            train(plan, out, resume=True)
+        torn.write_bytes(sound)
+    shutil.rmtree(last(out))
+    train(plan, out, resume=True)
+    assert same(last(out), last(whole))
 
 
 def test_a_full_disk_ends_the_run_with_what_is_saved(
