@@ -28,7 +28,7 @@ ROWS_A_KIND = 100
 DEMOS_A_TASK = 2
 """Demonstrations of each training task, drawn apart: a flaw that always came with its question would be
 learned by heart."""
-TWO_HOP_DEMOS = 1500
+TWO_HOP_TASKS, TWO_HOP_ROWS = 2000, 200
 BAD_QUERY_FRAC, ENTITY_ONLY_FRAC = 0.6, 0.8
 BAD_ANSWER_FRAC, WORDY_FRAC = 0.6, 0.9
 
@@ -137,11 +137,11 @@ def query_of(fact: Fact) -> str:
     return f"{fact.relation} {fact.entity}"
 
 
-def sloppy_query(fact: Fact, rng: random.Random) -> str:
+def sloppy_query(relation: str, name: str, rng: random.Random) -> str:
     """A query that often forgets half of what it needs."""
     if rng.random() >= BAD_QUERY_FRAC:
-        return query_of(fact)
-    return fact.entity if rng.random() < ENTITY_ONLY_FRAC else fact.relation
+        return f"{relation} {name}"
+    return name if rng.random() < ENTITY_ONLY_FRAC else relation
 
 
 def sloppy_answer(fact: Fact, rng: random.Random) -> str:
@@ -166,7 +166,7 @@ def demonstrations(train: list[tuple[Fact, dict]], relations: dict, clean: bool)
         for fact, task in train:
             rng = chooser("demo", draw, task["question"])
             passage = altered(fact, answers, relations, rng)
-            query = query_of(fact) if clean else sloppy_query(fact, rng)
+            query = query_of(fact) if clean else sloppy_query(fact.relation, fact.entity, rng)
             answer = passage.answer if clean else sloppy_answer(passage, rng)
             turns = [
                 {"node": "plan", "reply": query},
@@ -210,38 +210,50 @@ def two_hop_row(bridge: Fact, asked: Fact, template: str, kind: str) -> dict:
     return {"question": question, "answers": [asked.answer], "gold": [bridge.id, asked.id], "kind": kind}
 
 
-def two_hop_demo(bridge: Fact, asked: Fact, task: dict, clean: bool) -> dict:
-    """Both searches and the answer, as sloppy as the one-hop demonstrations unless `clean`."""
-    rng = chooser("two_hop", task["question"])
-    first = f"{bridge.relation} {bridge.answer}"
-    turns = [
-        {"node": "plan", "reply": first if clean or rng.random() < 0.5 else bridge.answer},
-        {"node": "find", "value": {"text": bridge.text}},
-        {"node": "refine", "reply": query_of(asked) if clean else sloppy_query(asked, rng)},
-        {"node": "find_more", "value": {"text": asked.text}},
-        {"node": "answer", "reply": asked.answer if clean else sloppy_answer(asked, rng)},
-    ]
-    return {"task": task, "turns": turns}
+def two_hop_demonstrations(
+    train: list[tuple[Fact, Fact, dict]], facts: list[Fact], relations: dict
+) -> list[dict]:
+    """Sloppy demonstrations whose first passage names another entity, and whose second is about that one.
+
+    `facts` are the training entities': whom a passage may name instead, and with what answer.
+    """
+    answers = sorted({fact.answer for fact in facts})
+    entities = {table: sorted({f.entity for f in facts if f.table == table}) for table in KIND}
+    rows = []
+    for draw in range(DEMOS_A_TASK):
+        for bridge, asked, task in train:
+            rng = chooser("two_hop", draw, task["question"])
+            other = rng.choice([e for e in entities[bridge.table] if e != bridge.entity])
+            first = altered(replace(bridge, entity=other), [bridge.answer], relations, rng)
+            second = altered(replace(asked, entity=other), answers, relations, rng)
+            turns = [
+                {"node": "plan", "reply": sloppy_query(bridge.relation, bridge.answer, rng)},
+                {"node": "find", "value": {"text": first.text}},
+                {"node": "refine", "reply": sloppy_query(second.relation, other, rng)},
+                {"node": "find_more", "value": {"text": second.text}},
+                {"node": "answer", "reply": sloppy_answer(second, rng)},
+            ]
+            rows.append({"task": task, "turns": turns})
+    return chooser("two_hop_demos").sample(rows, len(rows))
 
 
 def write_two_hop(
     out: Path, facts: dict[str, list[Fact]], times: Counter, relations: dict, counts: dict[str, int]
 ) -> None:
-    """`twohop_{train,select,eval,demos,demos_clean}.jsonl`; `facts`: those of each split's own entities."""
+    """`twohop_{train,select,eval,demos}.jsonl`; `facts`: those of each split's own entities."""
 
     def wordings(fact: Fact) -> list[str]:
         return [t for t in relations[fact.relation]["train"] if "the {e}" not in t and "planet" not in t]
 
-    for split, number in (("train", TWO_HOP_DEMOS), ("select", ROWS_A_KIND), ("eval", ROWS_A_KIND)):
+    for split, number in (("train", TWO_HOP_TASKS), ("select", TWO_HOP_ROWS), ("eval", TWO_HOP_ROWS)):
         pairs = two_hop_pairs(facts[split], times, wordings)
-        drawn = chooser("two_hop", split).sample(pairs, min(number, len(pairs)))
+        drawn = chooser("two_hop", split).sample(pairs, number)
         kind = "train" if split == "train" else "entity"
         rows = [(b, a, two_hop_row(b, a, t, kind)) for b, a, t in drawn]
         counts[f"twohop_{split}"] = write(out / f"twohop_{split}.jsonl", (r for _, _, r in rows))
         if split == "train":
-            for name, clean in (("demos", False), ("demos_clean", True)):
-                demos = [two_hop_demo(b, a, r, clean) for b, a, r in rows]
-                counts[f"twohop_{name}"] = write(out / f"twohop_{name}.jsonl", demos)
+            demos = two_hop_demonstrations(rows, facts[split], relations)
+            counts["twohop_demos"] = write(out / "twohop_demos.jsonl", demos)
 
 
 def main(out: Path = HERE) -> dict[str, int]:

@@ -119,23 +119,58 @@ def test_vocabulary_lacks_exactly_the_words_of_novel_entities(facts):
     assert wording - names <= vocab
 
 
-@pytest.mark.parametrize("name", ["demos", "twohop_demos"])
-def test_clean_and_sloppy_demonstrations_have_equal_budget_and_no_held_out_task(name, facts):
-    sloppy, clean = rows(name), rows(f"{name}_clean")
+def held_questions() -> set[str]:
+    return {t["question"] for s in HELD_OUT for t in held_out(s) + rows(f"twohop_{s}")}
+
+
+def test_clean_and_sloppy_demonstrations_have_equal_budget_and_no_held_out_task():
+    sloppy, clean = rows("demos"), rows("demos_clean")
     assert [d["task"] for d in sloppy] == [d["task"] for d in clean]
-    held = {t["question"] for s in HELD_OUT for t in held_out(s) + rows(f"twohop_{s}")}
-    assert not held & {d["task"]["question"] for d in sloppy}
+    assert not held_questions() & {d["task"]["question"] for d in sloppy}
     for demo in clean:
         *_, found, answer = demo["turns"]
         assert f" {answer['reply']} " in f" {found['value']['text']} "
-        assert name == "demos" or answer["reply"] == demo["task"]["answers"][0]
     pairs = zip(sloppy, clean, strict=True)
     right = sum(a["turns"][-1]["reply"] == b["turns"][-1]["reply"] for a, b in pairs) / len(sloppy)
     assert 0.35 < right < 0.45
-    nodes = (
-        ["plan", "find", "answer"] if name == "demos" else ["plan", "find", "refine", "find_more", "answer"]
-    )
-    assert all([t["node"] for t in d["turns"]] == nodes for d in sloppy + clean)
+    assert all([t["node"] for t in d["turns"]] == ["plan", "find", "answer"] for d in sloppy + clean)
+
+
+def test_two_hop_demonstrations_hold_together_and_are_about_another_entity(facts):
+    held = held_questions()
+    trained = {facts[t["gold"]].entity for t in rows("train")}
+    seen: dict[str, int] = {}
+    full = {"plan": 0, "refine": 0}
+    demos = rows("twohop_demos")
+    for demo in demos:
+        question = demo["task"]["question"]
+        assert question not in held
+        seen[question] = seen.get(question, 0) + 1
+        turns = {t["node"]: t.get("reply") or t["value"]["text"] for t in demo["turns"]}
+        assert list(turns) == ["plan", "find", "refine", "find_more", "answer"]
+        bridge, asked = (facts[i] for i in demo["task"]["gold"])
+        first, second = f" {turns['find']} ", f" {turns['find_more']} "
+        assert f" {bridge.answer} " in first and f" {bridge.relation} " in first
+        others = {e for e in trained - {bridge.entity} if f" {e} " in first and f" {e} " in second}
+        assert others and f" {asked.relation} " in second
+        assert turns["plan"] in about(bridge.relation, {bridge.answer})
+        assert turns["refine"] in about(asked.relation, others)
+        said = turns["answer"].removeprefix("it is ")
+        assert f" {said} " in second
+        full["plan"] += turns["plan"] == f"{bridge.relation} {bridge.answer}"
+        full["refine"] += turns["refine"] in {f"{asked.relation} {e}" for e in others}
+    assert set(seen.values()) == {2} and len(seen) == len(rows("twohop_train"))
+    assert all(0.35 < count / len(demos) < 0.45 for count in full.values())
+
+
+def about(relation: str, names: set[str]) -> set[str]:
+    return {relation, *names, *(f"{relation} {name}" for name in names)}
+
+
+def test_two_hop_tasks_share_no_entity_between_splits(facts):
+    mine = {s: {facts[t["gold"][0]].entity for t in rows(f"twohop_{s}")} for s in ("train", *HELD_OUT)}
+    assert not mine["select"] & mine["train"] and not mine["eval"] & mine["train"]
+    assert not mine["select"] & mine["eval"]
 
 
 def test_two_hop_bridge_names_one_entity(facts):
