@@ -22,6 +22,8 @@ __all__ = ["Policies"]
 
 BACKBONE = "(backbone)"
 """File name and key of the weights under adapters."""
+KEPT = "(frozen).safetensors"
+"""Weights that the base's config freezes: another run, or another model's name, makes others."""
 
 
 class Policies:
@@ -36,8 +38,9 @@ class Policies:
         self.has_adapters = model.train == "lora"
         self._on: str | None = None
         self._changed: set[str] = {p.name for p in model.policies if p.train}
-        weights = adapters.base_parameters(base.model)
-        backbone = {name: p for name, p in weights.items() if name not in self._frozen_names()}
+        self.weights = weights = adapters.base_parameters(base.model)
+        self.kept = {name: weights[name] for name in sorted(self._frozen_names() & set(weights))}
+        backbone = {name: p for name, p in weights.items() if name not in self.kept}
         self.backbone = Learner(BACKBONE, backbone)
         self.learners = {
             name: Learner(name, backbone if self._learns(name) else weights) for name in self.by_name
@@ -129,6 +132,8 @@ class Policies:
             saving.save_learner(folder, self.learners[name])
         if BACKBONE in self._changed:
             saving.save_learner(folder, self.backbone)
+        if self.kept:
+            saving.save_weights(folder / KEPT, self.kept)
         torch.save(torch.get_rng_state(), folder / "random.pt")
         facts = {
             "model": self.model.name,
@@ -152,6 +157,8 @@ class Policies:
             message = f"{folder} holds the policies {known} ({facts['train']})"
             raise RunError(message, "use the mapping that it was saved with")
         self._changed = set(facts["changed"])
+        if self.kept:
+            saving.load_weights(folder / KEPT, self.kept)
         if BACKBONE in self._changed:
             saving.load_learner(folder, self.backbone)
         for name, learner in self.learners.items():
@@ -179,21 +186,23 @@ class Policies:
             raise RunError(
                 f"policy '{policy}' is full, and {part} holds the adapter '{source}'", "write `train: lora`"
             )
+        kept = [part / KEPT] if (part / KEPT).is_file() else []
         if self.has_adapters and (not is_adapter or BACKBONE in facts["changed"]):
-            self._load_backbone(
-                policy, part / f"{BACKBONE if is_adapter else saving.file_name(source)}.safetensors"
-            )
-        if is_adapter or not self.has_adapters:
-            file = part / f"{saving.file_name(source)}.safetensors"
+            name = BACKBONE if is_adapter else saving.file_name(source)
+            self._load_backbone(policy, [part / f"{name}.safetensors", *kept])
+        file = part / f"{saving.file_name(source)}.safetensors"
+        if is_adapter:
             saving.load_weights(file, self.learners[policy].parameters)
+        elif not self.has_adapters:
+            saving.load_weights([file, *kept], self.weights)
         self._changed.add(policy)
 
-    def _load_backbone(self, policy: str, file: Path) -> None:
-        before = saving.checksum(self.backbone.parameters)
-        saving.load_weights(file, self.backbone.parameters)
-        if BACKBONE in self._changed and saving.checksum(self.backbone.parameters) != before:
+    def _load_backbone(self, policy: str, files: list[Path]) -> None:
+        before = saving.checksum(self.weights)
+        saving.load_weights(files, self.weights)
+        if BACKBONE in self._changed and saving.checksum(self.weights) != before:
             message = (
-                f"policy '{policy}': {file} isn't the backbone that the model's other adapters start from"
+                f"policy '{policy}': {files[0]} isn't the backbone that the model's other adapters start from"
             )
             raise RunError(message, "start all adapters of a model from one run")
         self._changed.add(BACKBONE)

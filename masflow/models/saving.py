@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +47,29 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         raise RunError(f"{path} was written, but reads back otherwise, e.g. '{wrong[0]}'", "look at its disk")
 
 
-def load_weights(path: Path, into: Mapping[str, nn.Parameter]) -> None:
-    """Copy saved tensors into parameters, all of them or none.
+def load_weights(paths: Path | Sequence[Path], into: Mapping[str, nn.Parameter]) -> None:
+    """Copy tensors saved in one or several files into parameters, all of them or none.
 
     Raises:
-        RunError: the file is missing, or its names, shapes or dtypes differ from what this run has.
+        RunError: a file is missing, or names, shapes or dtypes differ from what this run has.
     """
-    if not path.is_file():
-        raise RunError(f"{path} is missing", "name a checkpoint that holds this model")
-    saved = read_whole(path, load_file)
+    paths = [paths] if isinstance(paths, Path) else paths
+    saved: dict[str, Tensor] = {}
+    for path in paths:
+        if not path.is_file():
+            raise RunError(f"{path} is missing", "name a checkpoint that holds this model")
+        saved |= read_whole(path, load_file)
+    file = paths[0]
     if set(saved) != set(into):
         odd = sorted(set(saved) ^ set(into))
         raise RunError(
-            f"{path} holds other weights than this model has, e.g. '{odd[0]}'",
+            f"{file} holds other weights than this model has, e.g. '{odd[0]}'",
             "use the model that it was saved from",
         )
     for name, parameter in into.items():
         if saved[name].shape != parameter.shape:
             shapes = f"{tuple(saved[name].shape)}, not {tuple(parameter.shape)}"
-            raise RunError(f"{path}: '{name}' has shape {shapes}", "use the model that it was saved from")
+            raise RunError(f"{file}: '{name}' has shape {shapes}", "use the model that it was saved from")
     with torch.no_grad():
         for name, parameter in into.items():
             parameter.copy_(saved[name])

@@ -102,6 +102,25 @@ def test_a_frozen_policy_keeps_what_it_started_from(group_plan: MakePlan, tmp_pa
             assert _same(_weights(first, "m"), _weights(resumed, "m"))
 
 
+@pytest.mark.parametrize("train", ["full", "lora", "frozen"])
+def test_weights_that_the_base_freezes_come_along_from_a_run_of_another_seed(
+    group_plan: MakePlan, config_base: Any, tmp_path: Path, train: str
+) -> None:
+    base = config_base(freeze=("embeddings",))
+    with _group(group_plan(base=base), tmp_path / "a") as first:
+        _teach(first, "m")
+        run = _as_run(first, tmp_path / "day1")
+        embeddings = first.base.model.get_input_embeddings().weight.clone()
+    plan = group_plan(train, base=base, init=run, seed=8)
+    with _group(plan, tmp_path / "b") as second:
+        assert torch.equal(second.base.model.get_input_embeddings().weight, embeddings)
+        second.save(tmp_path / "saved")
+    with _group(group_plan(train, base=base, seed=8), tmp_path / "b") as resumed:
+        assert not torch.equal(resumed.base.model.get_input_embeddings().weight, embeddings)
+        resumed.load(tmp_path / "saved")
+        assert torch.equal(resumed.base.model.get_input_embeddings().weight, embeddings)
+
+
 def test_a_frozen_base_is_not_written_into_checkpoints(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan("frozen"), tmp_path / "a") as group:
         group.save(tmp_path / "saved")
