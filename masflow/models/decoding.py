@@ -16,7 +16,7 @@ from torch import Tensor
 from masflow.models.backbone import Backbone
 from masflow.models.cache import make_cache, select_rows
 from masflow.models.engine import SamplingParams
-from masflow.models.sampling import Sampler
+from masflow.models.sampling import NotFinite, Sampler
 
 __all__ = ["Job", "Sampled", "decode", "split_batches"]
 
@@ -69,6 +69,8 @@ def decode(
         stop_ids: tokens that end a reply; they stay in its ids.
     Returns:
         One reply a job, in order, with at most its `max_tokens` ids.
+    Raises:
+        NotFinite: the model's logits are NaN or infinite; `rows` are the numbers of those jobs.
     """
     with torch.no_grad():
         return _Batch(backbone, jobs, stop_ids, stops).run()
@@ -90,7 +92,10 @@ class _Batch:
         logits_BV = self._prefill()
         place = 0
         while True:
-            token_B, logprob_B = self.sampler.draw(logits_BV, place)
+            try:
+                token_B, logprob_B = self.sampler.draw(logits_BV, place)
+            except NotFinite as error:
+                raise NotFinite([self.active[row] for row in error.rows]) from None
             stay = self._take(token_B.tolist(), logprob_B.tolist())
             if not stay:
                 return self.out

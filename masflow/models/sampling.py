@@ -15,12 +15,20 @@ from torch import Tensor
 
 from masflow.models.engine import SamplingParams
 
-__all__ = ["Sampler", "draw", "filter_logits"]
+__all__ = ["NotFinite", "Sampler", "draw", "filter_logits"]
 
 _BLOCK = 64
 """Uniforms that a row draws at once."""
 _SLICE = 64
 """Vocabulary entries of a slice."""
+
+
+class NotFinite(ArithmeticError):
+    """Logits from which nothing can be drawn: NaN or infinite. `rows` are their places in the batch."""
+
+    def __init__(self, rows: Sequence[int]):
+        super().__init__(rows)
+        self.rows = list(rows)
 
 
 class Sampler:
@@ -84,8 +92,13 @@ def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         uniform_B: (B,) float64 in [0, 1).
     Returns:
         (B,) int64 tokens; (B,) float32 log-probs.
+    Raises:
+        NotFinite: rows with NaN, with +inf, or with nothing to draw.
     """
     top_B1 = logits_BV.amax(-1, keepdim=True)
+    finite_B = top_B1[:, 0].isfinite()
+    if not bool(finite_B.all()):
+        raise NotFinite((~finite_B).nonzero()[:, 0].tolist())
     mass_BV = (logits_BV.float() - top_B1).exp()
     slices_BKS = torch.nn.functional.pad(mass_BV, (0, -mass_BV.shape[-1] % _SLICE)).unflatten(
         -1, (-1, _SLICE)

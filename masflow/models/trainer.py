@@ -319,13 +319,14 @@ class Trainer:
     def _stop(self, what: str, bad: Sequence[int], rows: Sequence[Row], learner: Learner, step: int) -> None:
         """Write the batch for a post-mortem, forget the gradients, and raise."""
         self.dump_dir.mkdir(parents=True, exist_ok=True)
-        file = self.dump_dir / f"nonfinite-{learner.name.replace('/', '.')}-step{step}.pt"
+        file = self.dump_dir / f"nonfinite-{learner.name.replace('/', '.')}-step{step + 1}.pt"
         torch.save({"bad": [rows[i].turn_id for i in bad], "rows": [asdict(row) for row in rows]}, file)
         for parameter in learner.parameters.values():
             parameter.grad = None
         names = ", ".join(rows[i].turn_id for i in bad[:8]) + (" …" if len(bad) > 8 else "")
+        place = f"policy '{learner.name}', step {step + 1}"
         raise RunError(
-            f"policy '{learner.name}', step {step}: non-finite {what}; turns {names}; the batch is in {file}",
+            f"{place}: non-finite {what}; turns {names}; the batch is in {file}",
             "lower the learning rate, or look at those turns' rewards",
         )
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from masflow.errors import RunError
 from masflow.models.backbone import Backbone
 from masflow.models.decoding import Job, Sampled, decode, split_batches
 from masflow.models.engine import Reply, Request, SamplingParams
 from masflow.models.experience import Experience, Row
+from masflow.models.sampling import NotFinite
 from masflow.models.tokens import ChatTokens, Prompt
 from masflow.models.trainer import Trainer
 
@@ -65,7 +67,11 @@ class TransformersEngine:
         for batch in split_batches(jobs, self.max_batch_tokens):
             stops = [jobs[b].sampling.stop for b in batch]
             check = (lambda n, ids, stops=stops: self._stopped(ids, stops[n])) if any(stops) else None
-            drawn = decode(self.backbone, [jobs[b] for b in batch], self.tokens.stop_ids, check)
+            try:
+                drawn = decode(self.backbone, [jobs[b] for b in batch], self.tokens.stop_ids, check)
+            except NotFinite as error:
+                asked = [requests[numbers[batch[row]]] for row in error.rows]
+                raise not_finite(asked[0].policy, version, [r.turn_id for r in asked]) from error
             self.num_replies, self.num_batches = self.num_replies + len(batch), self.num_batches + 1
             for b, sampled in zip(batch, drawn, strict=True):
                 i = numbers[b]
@@ -75,9 +81,12 @@ class TransformersEngine:
         self.experience.add(rows)
 
     def probe_gap(self, prompt_ids: Sequence[int], trainer: Trainer) -> float:
-        """Largest gap, nats, between this engine's and the trainer's log-probs of two greedy tokens."""
+        """Largest gap, nats, of this engine's and the trainer's log-probs of two greedy tokens, or NaN."""
         greedy = SamplingParams(temperature=0.0, max_tokens=2)
-        drawn = decode(self.backbone, [Job(tuple(prompt_ids), greedy, 0)], frozenset())[0]
+        try:
+            drawn = decode(self.backbone, [Job(tuple(prompt_ids), greedy, 0)], frozenset())[0]
+        except NotFinite:
+            return math.nan
         row = Row("probe", "", tuple(prompt_ids), tuple(drawn.ids), tuple(drawn.logprobs), 0, "", "")
         return max(abs(a - b) for a, b in zip(drawn.logprobs, trainer.logprobs([row], [1.0])[0], strict=True))
 
@@ -113,6 +122,16 @@ class TransformersEngine:
         window = 4 * max(map(len, stops)) + 8
         tail = self.tokens.decode(ids[-window:])
         return any(s in tail for s in stops) and any(s in self.tokens.decode(ids) for s in stops)
+
+
+def not_finite(policy: str, version: int, turns: Sequence[str] = ()) -> RunError:
+    """What to say of weights whose logits are NaN or infinite."""
+    which = f" for turns {', '.join(turns[:8])}{' …' if len(turns) > 8 else ''}" if turns else ""
+    return RunError(
+        f"policy '{policy}', version {version}: non-finite logits{which}; its weights have blown up",
+        "lower the learning rate and start from an earlier checkpoint; if nothing was trained yet, the base"
+        " itself is damaged",
+    )
 
 
 def _cut(text: str, stops: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ Text, ids and scalars come in and go out; token tensors stay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from masflow.models.experience import Experience, Row, TokenTrace
 from masflow.models.policies import Policies
 from masflow.models.tokens import ChatTokens
 from masflow.models.trainer import Trainer, TrainItem
-from masflow.models.transformers_engine import TransformersEngine
+from masflow.models.transformers_engine import TransformersEngine, not_finite
 from masflow.rl.losses import LossSpec
 from masflow.runtime import checkpoints
 from masflow.spec.mapping import Optimizer
@@ -180,11 +181,13 @@ class ModelGroup:
         """Compare the engine's log-probs of a probe prompt with the trainer's, and sum up the weights.
 
         Raises:
-            RunError: they differ by more than 1e-3 nats (half precision: 0.1).
+            RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
         """
         version = self.policies.switch(policy)
         prompt = self.tokens.prompt(_PROBE).ids[: self.base.context - 2]
         gap = self.engine.probe_gap(prompt, self.trainer)
+        if math.isnan(gap):
+            raise not_finite(policy, version)
         if not gap <= _TOLERANCE.get(self.base.model.dtype, 0.1):
             raise RunError(
                 f"policy '{policy}' version {version}: the engine is {gap:.2g} nats off the trainer"

@@ -20,7 +20,10 @@ JsonValue = object
 STORED = {"stored": True}
 """Validation context of data that a spec wrote: it names every field, so its keys say nothing."""
 
-NUMBERS = (int, float, int | None, float | None)
+REALS = (float, float | None)
+NUMBERS = (int, int | None, *REALS)
+LARGEST = 1e30
+"""Of real numbers: what is computed with them stays within float32."""
 NAME = re.compile(r"[A-Za-z_]\w*\Z")
 
 
@@ -109,7 +112,8 @@ class Spec(BaseModel):
 
     @classmethod
     def _odd_numbers(cls, data: dict[str, Any]) -> Iterator[Fault]:
-        """Text and truth values where a number belongs: pydantic turns `true` into 1 and `"7"` into 7."""
+        """Text and truth values where a number belongs (pydantic turns `true` into 1 and `"7"` into 7), and
+        numbers that float32 can't hold."""
         for name, field in cls.model_fields.items():
             key = field.alias or name
             value = data.get(key)
@@ -122,6 +126,10 @@ class Spec(BaseModel):
                     else f"write {number}"
                 )
                 yield Fault(f"'{key}' must be {number}; got {shown}", code="wrong-type", fix=fix, path=(key,))
+            elif isinstance(value, (int, float)) and field.annotation in REALS and abs(value) > LARGEST:
+                message = f"'{key}' is {value:g}; numbers here reach to {LARGEST:g}"
+                fix = f"write at most {LARGEST:g}"
+                yield Fault(message, code="out-of-bounds", fix=fix, path=(key,))
 
     @classmethod
     def _unknown_keys(cls, data: dict[str, Any]) -> Iterator[Fault]:

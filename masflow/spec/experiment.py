@@ -84,7 +84,7 @@ class Algorithm(Spec):
     use: Literal["grpo", "rloo"] = "grpo"
     samples: int | None = Field(default=None, ge=1)
     """Episodes a task; default: 8, unless a pass draws them."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=1e-3, le=1e3)
     """Sampling temperature in training, where a role says nothing; the loss divides logits by it too."""
     advantage: Literal["group_norm", "group_mean", "leave_one_out"] | None = None
     singleton: Literal["skip", "role_baseline"] = "skip"

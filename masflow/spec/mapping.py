@@ -44,7 +44,7 @@ class Optimizer(Spec):
     lr: float = Field(default=1e-5, gt=0)
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
-    eps: float = Field(default=1e-8, gt=0)
+    eps: float = Field(default=1e-8, ge=1e-20)
     warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     final_lr_frac: float = Field(default=0.0, ge=0, le=1)

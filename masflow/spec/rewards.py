@@ -61,7 +61,7 @@ class Reward(Spec):
     measure: Measure | None = None
     pay: dict[str, Literal["value", "gain"]] | None = None
     """Role to what it is paid of the measurement."""
-    timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: float = Field(default=30.0, gt=0, le=1e6)
 
     hints: ClassVar[dict[str, str]] = {
         "function": "use",

@@ -17,13 +17,23 @@ from masflow.spec.types import TypeField
 class Sampling(Spec):
     """How tokens are drawn; a field left out takes the algorithm's, or the engine's, default."""
 
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, le=1e3)
+    """0 is greedy; above it at least 0.001."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
     stop: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] | None = (
         None
     )
     """Strings that end a reply; they are cut from its text."""
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        said = data.get("temperature")
+        if isinstance(said, (int, float)) and 0 < said < 1e-3:
+            message = f"'temperature' is {said:g}; it must be 0 (greedy) or at least 0.001"
+            yield Fault(
+                message, code="out-of-bounds", fix="write 0, or a larger number", path=("temperature",)
+            )
 
 
 class RoleSampling(Spec):
@@ -165,7 +175,7 @@ class Tool(Spec):
     summary: str | None = None
     parameters: dict[str, TypeField] | None = None
     """What a ReAct role may pass; read from the function's signature when left out."""
-    timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: float = Field(default=30.0, gt=0, le=1e6)
 
     @property
     def settings(self) -> dict[str, Any]:

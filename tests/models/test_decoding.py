@@ -14,7 +14,7 @@ from masflow.errors import RunError
 from masflow.models.backbone import Backbone
 from masflow.models.decoding import Job, Sampled, decode, split_batches
 from masflow.models.engine import SamplingParams
-from masflow.models.sampling import draw, filter_logits
+from masflow.models.sampling import NotFinite, draw, filter_logits
 
 Make = Callable[..., Backbone]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -186,6 +186,16 @@ def test_an_excluded_token_is_never_drawn() -> None:
     uniforms = torch.linspace(0, 1 - 1e-12, 500, dtype=torch.float64)
     tokens, _ = draw(kept, uniforms)
     assert Counter(tokens.tolist()).keys() == {1, 2}
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_silent__nan_then_exclamation_marks_for_ever__nothing_is_drawn_from_broken_logits(odd: float) -> None:
+    logits = torch.zeros(3, 70)
+    logits[1, 69] = odd
+    logits[2] = -torch.inf
+    with pytest.raises(NotFinite) as found:
+        draw(logits, torch.full((3,), 0.5, dtype=torch.float64))
+    assert found.value.rows == [1, 2]
 
 
 def test_the_largest_probability_always_stays() -> None:

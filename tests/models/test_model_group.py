@@ -424,6 +424,16 @@ def test_delivery_is_proven_and_a_stale_engine_is_caught(group_plan: MakePlan, t
             group.generate(_requests("m", 1))
 
 
+def test_weights_that_have_blown_up_are_told_of_and_never_speak(group_plan: MakePlan, tmp_path: Path) -> None:
+    with _group(group_plan(), tmp_path) as group:
+        with torch.no_grad():
+            next(iter(group.policies.learners["m"].parameters.values())).fill_(torch.nan)
+        with pytest.raises(RunError, match=r"policy 'm', version 0: non-finite logits; .* blown up"):
+            group.prove_delivery("m")
+        with pytest.raises(RunError, match=r"non-finite logits for turns .*; its weights have blown up"):
+            group.generate(_requests("m"))
+
+
 def test_a_reset_optimizer_forgets_its_moments(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan(), tmp_path) as group:
         _one_step(group, "m")

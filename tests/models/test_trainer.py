@@ -213,9 +213,9 @@ def test_a_non_finite_value_stops_names_the_turn_and_dumps(
     else:
         learner.parameters["lm_head.weight"].data[rows[4].reply_ids[0]] = math.inf
         before["lm_head.weight"] = learner.parameters["lm_head.weight"].detach().clone()
-    with pytest.raises(RunError, match=r"non-finite loss; turns .*t[04].*nonfinite-m-step7\.pt"):
+    with pytest.raises(RunError, match=r"non-finite loss; turns .*t[04].*nonfinite-m-step8\.pt"):
         _trainer(model, tmp_path).update(learner, items, rows, LossSpec(), Optimizer(), 7, 10)
-    dumped = torch.load(tmp_path / "nonfinite" / "nonfinite-m-step7.pt", weights_only=True)
+    dumped = torch.load(tmp_path / "nonfinite" / "nonfinite-m-step8.pt", weights_only=True)
     assert "t4" in dumped["bad"] and len(dumped["rows"]) == len(rows)
     assert all(torch.equal(before[n], p) for n, p in learner.parameters.items())
 
