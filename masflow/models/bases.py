@@ -70,6 +70,10 @@ def load_base(model: ModelIR, run_dir: Path, seed: int, device: torch.device | N
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         fix = "remove that folder: it is made again, the same" if made else "write a folder or an id"
         raise RunError(f"model '{model.name}': can't load the base '{folder}': {error}", fix) from error
+    rows = int(loaded.get_input_embeddings().weight.shape[0])
+    if tokenizer.vocab_size > rows:
+        message = f"model '{model.name}': the tokenizer of '{folder}' has {tokenizer.vocab_size} tokens"
+        raise RunError(f"{message}, and the model {rows}", "use the tokenizer that the model was made with")
     loaded = loaded.to(device=device, dtype=_dtype(model, loaded, device)).eval()
     loaded.requires_grad_(False)
     return Base(loaded, tokenizer, made, _context(model, loaded.config), _stop_ids(tokenizer, loaded))
@@ -114,7 +118,9 @@ def _made_once(model: ModelIR, spec: ConfigBase, run_dir: Path, seed: int) -> Pa
     mark = {"base_hash": model.base_hash, "seed": seed}
     stamp = folder / "masflow.json"
     if stamp.is_file():
-        found = json.loads(stamp.read_text())
+        found: Any = None
+        with boundary(str(stamp)):  # torn is as good as another base's
+            found = json.loads(stamp.read_text())
         if found != mark:
             raise RunError(f"{folder} was made for another base or seed", "choose a new output folder")
         return folder

@@ -94,12 +94,16 @@ class TokenTrace:
     """`tokens/<model>.sqlite`: ids as little-endian int32, log-probs as float32; readable meanwhile."""
 
     def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Raises RunError when the file can't be opened, or is no database."""
         self.path = path
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute(_SCHEMA)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(_SCHEMA)
+        except (sqlite3.Error, OSError) as error:
+            raise RunError(f"can't open {path}: {error}", "look at the file and its folder") from error
 
     def add(self, rows: Sequence[Row]) -> None:
         """Write rows in one transaction; the same turn again replaces its row (a resumed run).
@@ -127,7 +131,8 @@ class TokenTrace:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             raise RunError(
-                f"can't write {self.path}: {error}", "make room on the disk, then go on with --resume"
+                f"can't write {self.path}: {error}",
+                "look at the file and the room on its disk, then go on with --resume",
             ) from error
 
     def close(self) -> None:

@@ -135,14 +135,17 @@ class Policies:
         if self.kept:
             saving.save_weights(folder / KEPT, self.kept)
         torch.save(torch.get_rng_state(), folder / "random.pt")
-        facts = {
-            "model": self.model.name,
-            "train": self.model.train,
-            "policies": {p.name: {"adapter": p.adapter, "roles": list(p.roles)} for p in self.model.policies},
-            "versions": self.versions,
-            "changed": sorted(self._changed),
-            "has_reference": sorted(n for n, learner in self.learners.items() if learner.has_reference),
-        }
+        learners = {BACKBONE: self.backbone, **self.learners}
+        facts = saving.Facts(
+            model=self.model.name,
+            train=self.model.train,
+            policies={p.name: saving.Saved(p.adapter, tuple(p.roles)) for p in self.model.policies},
+            versions=self.versions,
+            changed=tuple(sorted(self._changed)),
+            has_reference=tuple(n for n, learner in self.learners.items() if learner.has_reference),
+            optimizers=tuple(n for n in sorted(self._changed) if learners[n].optimizer is not None),
+            references=tuple(n for n in sorted(self._changed) if learners[n].reference is not None),
+        )
         saving.write_facts(folder, facts)
 
     def load(self, folder: Path) -> None:
@@ -152,21 +155,21 @@ class Policies:
             RunError: the folder belongs to other policies or weights.
         """
         facts = saving.read_facts(folder)
-        if set(facts["policies"]) != set(self.by_name) or facts["train"] != self.model.train:
-            known = ", ".join(facts["policies"])
-            message = f"{folder} holds the policies {known} ({facts['train']})"
+        if set(facts.policies) != set(self.by_name) or facts.train != self.model.train:
+            known = ", ".join(facts.policies)
+            message = f"{folder} holds the policies {known} ({facts.train})"
             raise RunError(message, "use the mapping that it was saved with")
-        self._changed = set(facts["changed"])
+        self._changed = set(facts.changed)
         if self.kept:
             saving.load_weights(folder / KEPT, self.kept)
         if BACKBONE in self._changed:
-            saving.load_learner(folder, self.backbone)
+            saving.load_learner(folder, self.backbone, facts)
         for name, learner in self.learners.items():
             if name in self._changed:
-                saving.load_learner(folder, learner)
-            learner.has_reference = name in facts["has_reference"]
-        self.versions = {name: int(facts["versions"][name]) for name in self.by_name}
-        torch.set_rng_state(saving.read_whole(folder / "random.pt", torch.load))
+                saving.load_learner(folder, learner, facts)
+            learner.has_reference = name in facts.has_reference
+        self.versions = {name: facts.versions[name] for name in self.by_name}
+        saving.read_whole(folder / "random.pt", lambda file: torch.set_rng_state(torch.load(file)))
 
     def start_from(self, policy: str, models: Path) -> None:
         """Take a policy's weights, no optimizer, from the models of an earlier run's checkpoint.
@@ -181,13 +184,13 @@ class Policies:
         """
         part, source = _find_policy(self.by_name[policy], models)
         facts = saving.read_facts(part)
-        is_adapter = facts["train"] == "lora"
+        is_adapter = facts.train == "lora"
         if is_adapter and not self.has_adapters:
             raise RunError(
                 f"policy '{policy}' is full, and {part} holds the adapter '{source}'", "write `train: lora`"
             )
         kept = [part / KEPT] if (part / KEPT).is_file() else []
-        if self.has_adapters and (not is_adapter or BACKBONE in facts["changed"]):
+        if self.has_adapters and (not is_adapter or BACKBONE in facts.changed):
             name = BACKBONE if is_adapter else saving.file_name(source)
             self._load_backbone(policy, [part / f"{name}.safetensors", *kept])
         file = part / f"{saving.file_name(source)}.safetensors"
@@ -211,9 +214,9 @@ class Policies:
 def _find_policy(policy: PolicyIR, models: Path) -> tuple[Path, str]:
     """(model's folder, name) of the earlier policy that this one starts from."""
     parts = sorted(p for p in models.glob("*") if p.is_dir())
-    known = {(part, n): fact for part in parts for n, fact in saving.read_facts(part)["policies"].items()}
+    known = {(part, n): fact for part in parts for n, fact in saving.read_facts(part).policies.items()}
     same_name = [place for place in known if place[1] == policy.name]
-    same_roles = [place for place, fact in known.items() if set(fact["roles"]) & set(policy.roles)]
+    same_roles = [place for place, fact in known.items() if set(fact.roles) & set(policy.roles)]
     found = same_name or same_roles or list(known)
     if len(found) != 1:
         names = ", ".join(name for _, name in known) or "none"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from masflow.errors import RunError, boundary
 from masflow.models.trainer import Learner
 
 __all__ = [
+    "Facts",
+    "Saved",
     "checksum",
     "file_name",
     "load_learner",
@@ -25,6 +28,41 @@ __all__ = [
     "save_weights",
     "write_facts",
 ]
+
+
+MENDS = "remove that checkpoint's folder to go on from the one before it, or name another checkpoint"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A policy of a saved model."""
+
+    adapter: str | None
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`model.json`: what a model's part of a checkpoint holds."""
+
+    model: str
+    train: str
+    policies: dict[str, Saved]
+    versions: dict[str, int]
+    changed: tuple[str, ...]
+    """Policies whose weights are here; the others are the base's own."""
+    has_reference: tuple[str, ...]
+    optimizers: tuple[str, ...] | None = None
+    """Learners whose optimizer has a file; None: unknown."""
+    references: tuple[str, ...] | None = None
+    """Learners whose reference has a file; None: unknown."""
+
+    def __post_init__(self) -> None:
+        if set(self.versions) != set(self.policies):
+            raise ValueError("versions and policies name others")
+
+
+FACTS = TypeAdapter(Facts)
 
 
 def file_name(policy: str) -> str:
@@ -47,7 +85,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         raise RunError(f"{path} was written, but reads back otherwise, e.g. '{wrong[0]}'", "look at its disk")
 
 
-def load_weights(paths: Path | Sequence[Path], into: Mapping[str, nn.Parameter]) -> None:
+def load_weights(paths: Path | Sequence[Path], into: Mapping[str, Tensor]) -> None:
     """Copy tensors saved in one or several files into parameters, all of them or none.
 
     Raises:
@@ -85,8 +123,7 @@ def read_whole(path: Path, read: Callable[[Path], Any]) -> Any:
     with boundary(str(path)) as caught:
         found = read(path)
     if caught.error:
-        fix = "remove that checkpoint's folder to go on from the one before it, or name another checkpoint"
-        raise RunError(f"can't be read: {caught.error}", fix)
+        raise RunError(f"can't be read: {caught.error}", MENDS)
     return found
 
 
@@ -102,44 +139,59 @@ def save_learner(folder: Path, learner: Learner) -> None:
         save_weights(folder / f"{stem}.reference.safetensors", learner.reference)
 
 
-def load_learner(folder: Path, learner: Learner) -> None:
-    """The exact reverse of `save_learner`."""
+def load_learner(folder: Path, learner: Learner, facts: Facts) -> None:
+    """The exact reverse of `save_learner`.
+
+    Raises:
+        RunError: a file is missing, torn, or another model's.
+    """
     stem = file_name(learner.name)
     load_weights(folder / f"{stem}.safetensors", learner.parameters)
+    learner.optimizer = learner.reference = None
     file = folder / f"{stem}.optimizer.pt"
-    learner.optimizer = None
-    if file.is_file():
-        device = next(iter(learner.parameters.values())).device
-        states: dict[str, dict[str, Any]] = read_whole(file, torch.load)
-        learner.optimizer = torch.optim.AdamW(list(learner.parameters.values()), lr=0.0)
-        for name, state in states.items():
-            moved = {
-                k: v.to(device) if isinstance(v, Tensor) and k != "step" else v for k, v in state.items()
-            }
-            learner.optimizer.state[learner.parameters[name]] = moved
-    reference = folder / f"{stem}.reference.safetensors"
-    learner.reference = None
-    if reference.is_file():
-        device = next(iter(learner.parameters.values())).device
-        learner.reference = {name: w.to(device) for name, w in read_whole(reference, load_file).items()}
+    if _is_there(file, learner.name, facts.optimizers):
+        read_whole(file, lambda path: _load_optimizer(path, learner))
+    file = folder / f"{stem}.reference.safetensors"
+    if _is_there(file, learner.name, facts.references):
+        learner.reference = {name: w.detach().clone() for name, w in learner.parameters.items()}
+        load_weights(file, learner.reference)
+
+
+def _is_there(file: Path, name: str, listed: tuple[str, ...] | None) -> bool:
+    """Raises RunError when the checkpoint was saved with this file and it is gone."""
+    if listed is not None and name in listed and not file.is_file():
+        raise RunError(f"{file} is missing", MENDS)
+    return file.is_file()
+
+
+def _load_optimizer(path: Path, learner: Learner) -> None:
+    states: dict[str, dict[str, Any]] = torch.load(path, weights_only=True)
+    learner.optimizer = torch.optim.AdamW(list(learner.parameters.values()), lr=0.0)
+    for name, state in states.items():
+        device = learner.parameters[name].device
+        moved = {k: v.to(device) if isinstance(v, Tensor) and k != "step" else v for k, v in state.items()}
+        learner.optimizer.state[learner.parameters[name]] = moved
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
-def write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    (folder / "model.json").write_text(json.dumps(facts, indent=1, sort_keys=True))
+def write_facts(folder: Path, facts: Facts) -> None:
+    (folder / "model.json").write_bytes(FACTS.dump_json(facts, indent=1))
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> Facts:
     """Raises RunError where `folder` isn't a model's part of a checkpoint."""
     try:
-        return json.loads((folder / "model.json").read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{folder} isn't a model's folder of a checkpoint: {error}", "name another checkpoint"
-        ) from error
+        return FACTS.validate_json((folder / "model.json").read_bytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        wrong = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg'].lower()}"
+        message = f"{folder / 'model.json'} is torn, or another version of masflow wrote it ({wrong})"
+        raise RunError(message, MENDS) from error
+    except OSError as error:
+        raise RunError(f"{folder} isn't a model's folder of a checkpoint: {error}", MENDS) from error
 
 
 def checksum(weights: Mapping[str, Tensor]) -> str:

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import TypeAdapter, ValidationError
+
 from masflow.errors import RunError, closest
 
 NAME = re.compile(r"(warm|step)_(\d{6,})\Z")
@@ -54,6 +56,10 @@ class RunState:
     @property
     def name(self) -> str:
         return f"step_{self.step:06d}" if self.warmed else f"warm_{self.warm_step:06d}"
+
+
+STATE = TypeAdapter(RunState)
+UNREADABLE = "remove that folder to go on from the checkpoint before it, or name another one"
 
 
 @contextmanager
@@ -132,10 +138,18 @@ def latest(root: Path) -> Path | None:
 def read_state(folder: Path) -> RunState:
     """Raises RunError when the folder holds no readable state."""
     try:
-        return RunState(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        fix = "remove that folder to go on from the checkpoint before it, or name another one"
-        raise RunError(f"{folder} isn't a checkpoint that can be read: {error}", fix) from error
+        text = (folder / "state.json").read_text(encoding="utf-8")
+        found = json.loads(text)
+        odd = set(found) ^ set(RunState.__dataclass_fields__) if isinstance(found, dict) else {"state.json"}
+        if odd:
+            raise ValueError(f"another version of masflow wrote it, or no version did: see '{min(odd)}'")
+        return STATE.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        message = f"{folder / 'state.json'}: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+        raise RunError(message, UNREADABLE) from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} isn't a checkpoint that can be read: {error}", UNREADABLE) from error
 
 
 def restore(folder: Path, models: dict[str, Saver]) -> RunState:
@@ -144,7 +158,7 @@ def restore(folder: Path, models: dict[str, Saver]) -> RunState:
     for name, model in models.items():
         part = folder / "models" / name
         if not part.is_dir():
-            known = ", ".join(sorted(p.name for p in (folder / "models").iterdir()))
+            known = ", ".join(sorted(p.name for p in (folder / "models").glob("*"))) or "none"
             raise RunError(
                 f"{folder} holds no model '{name}'; it holds: {known}",
                 "use the mapping that it was made with",

@@ -66,9 +66,9 @@ class Run:
             self.on_event("warning", {"message": warning})
 
     def save(self) -> Path:
-        self.state.metrics_bytes = self.dir.metrics_bytes()
         groups: dict[str, checkpoints.Saver] = dict(self.team.groups)
         with writing("a checkpoint", self.dir.path):
+            self.state.metrics_bytes = self.dir.sync_metrics()
             place = checkpoints.save(self.dir.checkpoints, self.state, groups)
             checkpoints.prune(self.dir.checkpoints, self.plan.train.keep, best_step(self.plan, self.state))
         self.saved = copy.deepcopy(self.state)

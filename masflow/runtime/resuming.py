@@ -54,6 +54,8 @@ def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
     """Raises RunError, with the differences, when the folder's run was made from another plan."""
     try:
         old = json.loads(folder.plan.read_text(encoding="utf-8"))
+        if not isinstance(old, dict):
+            raise ValueError("it is no plan")
     except (OSError, ValueError) as error:
         raise RunError(f"{folder.plan} can't be read: {error}", "start again in another folder") from error
     if old.get("digest") == plan.digest:

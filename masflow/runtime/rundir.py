@@ -100,7 +100,7 @@ class RunDir:
         return self.metrics_bytes() > 0 or checkpoints.latest(self.checkpoints) is not None
 
     def append(self, record: dict[str, Any]) -> None:
-        """One line of metrics, on the disk when this returns."""
+        """One line of metrics; other processes see it when this returns."""
         line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
         with writing("metrics.jsonl", self.path), self.metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -108,18 +108,48 @@ class RunDir:
     def metrics_bytes(self) -> int:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
 
-    def cut_metrics(self, length: int) -> None:
-        """Drop what was written after the checkpoint that the run goes on from: it will be written again."""
+    def sync_metrics(self) -> int:
+        """Put the metrics on the disk, so that no checkpoint outlives them; their length in bytes."""
         if self.metrics.exists():
-            os.truncate(self.metrics, min(length, self.metrics_bytes()))
+            with self.metrics.open("rb") as file:
+                os.fsync(file.fileno())
+        return self.metrics_bytes()
+
+    def cut_metrics(self, length: int) -> None:
+        """Drop what was written after the checkpoint that the run goes on from: it will be written again.
+
+        Raises:
+            RunError: less is there than the checkpoint was saved with, or lines that can't be read.
+        """
+        found = self.metrics_bytes()
+        if found < length:
+            message = f"{self.metrics} has {found} bytes, and had {length} when the checkpoint was saved"
+            fix = "put the file back, or remove checkpoints until one is as old as the file"
+            raise RunError(message, fix)
+        if self.metrics.exists():
+            with writing("metrics.jsonl", self.path):
+                os.truncate(self.metrics, length)
+            read_metrics(self.metrics)
 
     def records(self) -> list[dict[str, Any]]:
         return read_metrics(self.metrics)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; a last line that is still being written is left out."""
+    """The records of a metrics file; a last line that is still being written is left out.
+
+    Raises:
+        RunError: a line that isn't a record, with its number.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or "kind" not in record:
+                raise ValueError("it has no 'kind'")
+        except ValueError as error:
+            raise RunError(f"{path}:{number} isn't a record: {error}", "mend or remove the line") from error
+        records.append(record)
+    return records

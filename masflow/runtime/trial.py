@@ -60,7 +60,7 @@ def with_seed_of(plan: Plan, run: Path) -> Plan:
     """The plan with the seed of a run, from which its bases were made."""
     try:
         seed = json.loads((run / "plan.json").read_text(encoding="utf-8"))["train"]["seed"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return plan
     return replace(plan, train=plan.train.model_copy(update={"seed": seed}))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from masflow.compiler.plan import ModelIR
 from masflow.errors import RunError
@@ -126,6 +126,16 @@ def test_a_torn_base_is_told_and_made_again_the_same(config_base: MakeBase, tmp_
     shutil.rmtree(file.parent)
     again = load_base(_model(config_base()), tmp_path, seed=0).model.state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_a_tokenizer_larger_than_its_model_is_refused(config_base: MakeBase, tmp_path: Path) -> None:
+    load_base(_model(config_base()), tmp_path, seed=0)
+    [config] = (tmp_path / "base").rglob("config.json")
+    folder = config.parent
+    small = make_model(config_base(vocab_size=20), AutoTokenizer.from_pretrained(folder), 0)
+    small.save_pretrained(folder)
+    with pytest.raises(RunError, match=r"has \d+ tokens, and the model 20"):
+        load_base(_model(str(folder)), tmp_path, seed=0)
 
 
 def test_a_tokenizer_that_is_not_there_is_a_run_error(config_base: MakeBase, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -328,6 +329,28 @@ def test_a_save_is_read_back_and_compared(
         monkeypatch.setattr(saving, "save_file", loses_a_bit)
         with pytest.raises(RunError, match="was written, but reads back otherwise"):
             group.save(tmp_path / "bad")
+
+
+def test_a_save_of_another_version_or_without_a_file_is_told(group_plan: MakePlan, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    with _group(group_plan(), tmp_path / "a") as group:
+        group.snapshot_reference()
+        _one_step(group, "m")
+        group.save(saved)
+        for name in ("m.optimizer.pt", "m.reference.safetensors", "m.safetensors", "random.pt", "model.json"):
+            there = (saved / name).read_bytes()
+            (saved / name).unlink()
+            with pytest.raises(RunError, match=rf"(?s){name}.*fix: "):
+                group.load(saved)
+            (saved / name).write_bytes(there)
+        torch.save({"another": {"step": 1}}, saved / "m.optimizer.pt")
+        with pytest.raises(RunError, match=r"can't be read: .*m\.optimizer\.pt"):
+            group.load(saved)
+        facts = json.loads((saved / "model.json").read_text())
+        for odd in ({}, [], {k: v for k, v in facts.items() if k != "changed"}, {**facts, "versions": {}}):
+            (saved / "model.json").write_text(json.dumps(odd))
+            with pytest.raises(RunError, match=r"another version of masflow wrote it"):
+                group.load(saved)
 
 
 def test_a_save_of_other_policies_is_refused(group_plan: MakePlan, tmp_path: Path) -> None:

@@ -109,9 +109,20 @@ def test_a_checkpoint_without_a_model_of_the_plan_is_refused_with_what_it_holds(
 
 def test_an_unreadable_state_is_a_clear_error(tmp_path: Path):
     place = save(tmp_path, state(1), {})
-    (place / "state.json").write_text(json.dumps({"step": 1, "nonsense": 2}))
-    with pytest.raises(RunError, match="isn't a checkpoint that can be read"):
-        read_state(place)
+    sound = json.loads((place / "state.json").read_text())
+    without = {key: value for key, value in sound.items() if key != "warmed"}
+    for odd in (
+        "",
+        "{}",
+        "[]",
+        {**sound, "later": 2},
+        {**sound, "step": "two"},
+        {**sound, "evals": [1]},
+        without,
+    ):
+        (place / "state.json").write_text(odd if isinstance(odd, str) else json.dumps(odd))
+        with pytest.raises(RunError, match=r"(?s)(state|can be read).*fix: remove that folder"):
+            read_state(place)
 
 
 def test_a_failing_disk_says_what_stands_on_it(tmp_path: Path):

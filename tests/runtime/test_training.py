@@ -292,6 +292,38 @@ def test_a_torn_file_of_a_checkpoint_is_told_and_the_one_before_it_still_serves(
     assert same(last(out), last(whole))
 
 
+def test_metrics_that_were_lost_or_spoilt_are_told_before_a_run_goes_on(
+    toy: Toy, whole: Path, tmp_path: Path
+):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    plan = compile_experiment(toy(), overrides={"train.steps": "5"})
+    sound = (out / "metrics.jsonl").read_bytes()
+    for spoilt in (
+        b"",
+        sound[:300],
+        b"xx" + sound[2:],
+        b"\xff" + sound[1:],
+        b"[]" + sound[sound.index(b"\n") :],
+    ):
+        (out / "metrics.jsonl").write_bytes(spoilt)
+        with pytest.raises(RunError, match=r"metrics\.jsonl(:1 isn't a record| has \d+ bytes, and had)"):
+            train(plan, out, resume=True)
+    (out / "metrics.jsonl").write_bytes(sound + b'{"kind": "tr')
+    train(plan, out, resume=True)
+    assert [r["step"] for r in metrics(out) if r["kind"] == "train"] == [1, 2, 3, 4, 5]
+
+
+def test_a_plan_or_token_trace_that_is_spoilt_is_told(toy: Toy, whole: Path, tmp_path: Path):
+    plan = compile_experiment(toy(), overrides={"train.steps": "5"})
+    for name, text in (("plan.json", "[]"), ("plan.json", "{"), ("tokens/policy.sqlite", "spoilt" * 999)):
+        out = tmp_path / f"{len(text)}"
+        shutil.copytree(whole, out)
+        (out / name).write_text(text)
+        with pytest.raises(RunError, match=rf"{name}.*(can't be read|not a database)"):
+            train(plan, out, resume=True)
+
+
 def test_a_full_disk_ends_the_run_with_what_is_saved(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
