@@ -126,12 +126,18 @@ def _made_once(model: ModelIR, spec: ConfigBase, run_dir: Path, seed: int) -> Pa
         return folder
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     tokenizer = _make_tokenizer(spec)
-    make_model(spec, tokenizer, mix_seed(seed, model.name)).save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    (partial / "masflow.json").write_text(json.dumps(mark))
-    partial.rename(folder)
+    made = make_model(spec, tokenizer, mix_seed(seed, model.name))
+    with boundary(str(folder)) as caught:
+        partial.mkdir(parents=True)
+        made.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / "masflow.json").write_text(json.dumps(mark))
+        if folder.is_dir():  # without its stamp it is nobody's
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    if caught.error:
+        raise RunError(f"can't write the base: {caught.error}", "make room on the disk, then start again")
     return folder
 
 

@@ -134,7 +134,7 @@ class Policies:
             saving.save_learner(folder, self.backbone)
         if self.kept:
             saving.save_weights(folder / KEPT, self.kept)
-        torch.save(torch.get_rng_state(), folder / "random.pt")
+        saving.save_object(folder / "random.pt", torch.get_rng_state())
         learners = {BACKBONE: self.backbone, **self.learners}
         facts = saving.Facts(
             model=self.model.name,
@@ -221,7 +221,8 @@ def _find_policy(policy: PolicyIR, models: Path) -> tuple[Path, str]:
     if len(found) != 1:
         names = ", ".join(name for _, name in known) or "none"
         raise RunError(
-            f"can't tell which policy of {models.parent} '{policy.name}' starts from; it holds: {names}"
+            f"can't tell which policy of {models.parent} '{policy.name}' starts from; it holds: {names}",
+            "start from a run in which one policy played these roles, or give each role a policy of its own",
         )
     return found[0]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "read_facts",
     "read_whole",
     "save_learner",
+    "save_object",
     "save_weights",
     "write_facts",
 ]
@@ -70,13 +72,30 @@ def file_name(policy: str) -> str:
     return policy.replace("/", ".")
 
 
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """Raises OSError for whatever a library raises when it can't write `path`: each has errors of its own."""
+    with boundary(str(path)) as caught:
+        yield
+    if caught.error:
+        raise OSError(caught.error)
+
+
+def save_object(path: Path, value: Any) -> None:
+    """Raises OSError when it can't be written."""
+    with on_disk(path):
+        torch.save(value, path)
+
+
 def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write tensors, read them back and compare; ones that share memory (tied weights) are written once each.
 
     Raises:
+        OSError: it can't be written.
         RunError: what stands on the disk isn't what was written.
     """
-    save_file({name: w.detach().cpu().contiguous().clone() for name, w in weights.items()}, path)
+    with on_disk(path):
+        save_file({name: w.detach().cpu().contiguous().clone() for name, w in weights.items()}, path)
     written = load_file(path)
     wrong = [
         n for n, w in weights.items() if n not in written or not _same_bits(written[n], w.detach().cpu())
@@ -134,7 +153,7 @@ def save_learner(folder: Path, learner: Learner) -> None:
     if learner.optimizer is not None:
         names = dict(zip(learner.parameters.values(), learner.parameters, strict=True))
         states = {names[p]: dict(state) for p, state in learner.optimizer.state.items()}  # type: ignore[index]
-        torch.save(states, folder / f"{stem}.optimizer.pt")
+        save_object(folder / f"{stem}.optimizer.pt", states)
     if learner.reference is not None:
         save_weights(folder / f"{stem}.reference.safetensors", learner.reference)
 

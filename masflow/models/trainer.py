@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from masflow.errors import RunError
+from masflow.errors import RunError, boundary
 from masflow.models.backbone import Backbone
 from masflow.models.experience import Row
 from masflow.models.packs import Budget, MicroBatch, budget_of, pack
@@ -318,15 +318,17 @@ class Trainer:
 
     def _stop(self, what: str, bad: Sequence[int], rows: Sequence[Row], learner: Learner, step: int) -> None:
         """Write the batch for a post-mortem, forget the gradients, and raise."""
-        self.dump_dir.mkdir(parents=True, exist_ok=True)
         file = self.dump_dir / f"nonfinite-{learner.name.replace('/', '.')}-step{step + 1}.pt"
-        torch.save({"bad": [rows[i].turn_id for i in bad], "rows": [asdict(row) for row in rows]}, file)
+        with boundary(str(file)) as caught:
+            self.dump_dir.mkdir(parents=True, exist_ok=True)
+            torch.save({"bad": [rows[i].turn_id for i in bad], "rows": [asdict(row) for row in rows]}, file)
         for parameter in learner.parameters.values():
             parameter.grad = None
         names = ", ".join(rows[i].turn_id for i in bad[:8]) + (" …" if len(bad) > 8 else "")
+        dumped = f"the batch can't be written: {caught.error}" if caught.error else f"the batch is in {file}"
         place = f"policy '{learner.name}', step {step + 1}"
         raise RunError(
-            f"{place}: non-finite {what}; turns {names}; the batch is in {file}",
+            f"{place}: non-finite {what}; turns {names}; {dumped}",
             "lower the learning rate, or look at those turns' rewards",
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from statistics import fmean, pstdev
 
 from masflow.runtime.training import Work
@@ -58,6 +59,20 @@ def idle(work: Work, counts: dict[str, int]) -> str:
     return _why(work, over, patience, spoken, len(rows))
 
 
+def _ends(work: Work) -> str:
+    """How the step's episodes and their turns ended, the commonest first, and one of the reasons."""
+    failures = sorted({text for one in work.scored for text in one.failures})
+    turns = [turn for one in work.trajectories for turn in one.turns]
+    details = failures or sorted({one.detail or "" for one in (*work.trajectories, *turns)} - {""})
+    ended = [f"episodes: {_counted(one.outcome for one in work.trajectories)}"]
+    ended += [f"turns: {_counted(turn.outcome for turn in turns)}"] if turns else []
+    return "; ".join(ended) + (f" ({details[0]})" if details else "")
+
+
+def _counted(words: Iterable[str]) -> str:
+    return ", ".join(f"{number} {word}" for word, number in Counter(words).most_common())
+
+
 def _why(work: Work, over: list[str], patience: int, spoken: set[str], num_rows: int) -> str:
     if "groups" not in over:
         names = [name.removeprefix("role ") for name in over]
@@ -65,10 +80,10 @@ def _why(work: Work, over: list[str], patience: int, spoken: set[str], num_rows:
         why = "never speaks" if silent else "has only turns without a reward, masked or dropped ones"
         role = (silent or names)[0]
         return f"for {patience} steps in a row the trainable role '{role}' had no trainable turn: it {why}"
+    assert work.batch is not None
     totals = [t for one in work.scored for t in one.totals.values() if t is not None]
-    if not totals:
-        failures = sorted({text for one in work.scored for text in one.failures})
-        why = f"no turn has a reward ({failures[0]})" if failures else "no turn has a reward"
+    if not work.batch.stats["trainable_turns"]:
+        why = ("no turn can be trained on" if totals else "no turn has a reward") + f"; {_ends(work)}"
     elif pstdev(totals) == 0:
         why = f"every turn got the same reward, {fmean(totals):g}"
     else:

@@ -70,7 +70,10 @@ def writing(what: str, folder: Path) -> Iterator[None]:
     except (OSError, sqlite3.OperationalError) as error:
         found = latest(folder / "checkpoints")
         saved = f"saved so far: {found}" if found else "no checkpoint has been saved yet"
-        full = "full" in str(error) or getattr(error, "errno", None) == errno.ENOSPC
+        full = (
+            any(word in str(error) for word in ("full", "No space left"))
+            or getattr(error, "errno", None) == errno.ENOSPC
+        )
         mend = "make room on the disk" if full else "check the folder and its permissions"
         fix = f"{mend}, then " + (f"continue with --resume --out {folder}" if found else "start again")
         raise RunError(f"can't write {what} in {folder}: {error}; {saved}", fix) from error
@@ -97,6 +100,14 @@ def save(root: Path, state: RunState, models: dict[str, Saver]) -> Path:
         partial.rename(place)
     _sync(root)
     return place
+
+
+def put_text(path: Path, text: str) -> None:
+    """Write a text file at once: a reader finds the old one or the new one, whole."""
+    partial = path.with_name(f".partial-{path.name}")
+    partial.write_text(text, encoding="utf-8")
+    _sync(partial)
+    partial.replace(path)
 
 
 def sync_tree(folder: Path) -> None:

@@ -108,9 +108,9 @@ def train(
         state = open_state(plan, folder, resume, only_warm_start)
         stack.enter_context(stop.listening())
         with writing("the plan", folder.path):
-            folder.plan.write_text(dump_plan(plan), encoding="utf-8")
+            checkpoints.put_text(folder.plan, dump_plan(plan))
             if experiment_text:
-                folder.experiment.write_text(experiment_text, encoding="utf-8")
+                checkpoints.put_text(folder.experiment, experiment_text)
         seed_globals(plan.train.seed, "start")
         team = Team(with_init(plan, fresh=checkpoints.latest(folder.checkpoints) is None), folder.path, stop)
         stack.callback(team.close)

@@ -88,6 +88,9 @@ def _without(value: Any, keys: tuple[str, ...]) -> Any:
 
 def check_zero(plan: Plan, state: RunState, only_warm_start: bool) -> None:
     """Raises RunError when the run would do nothing."""
+    if not any(policy.train for policy in plan.policies):
+        fix = "write `train: full` or `train: lora` for one in the mapping, or score them with masflow eval"
+        raise RunError("every model is frozen: there is nothing to train", fix)
     warm = plan.warm_start.steps if plan.warm_start is not None and plan.init is None else 0
     pending = has_eval(plan) and str(state.step) not in state.evals and state.digest != ""
     if only_warm_start:

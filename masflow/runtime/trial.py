@@ -151,7 +151,7 @@ def run_episode(
     if trajectory.outcome == "paused":
         folder.mkdir(parents=True, exist_ok=True)
         saved = {"digest": plan.digest, "checkpoint": checkpoint, "state": state.to_json()}
-        place.write_text(json.dumps(saved), encoding="utf-8")
+        checkpoints.put_text(place, json.dumps(saved))
     else:
         place.unlink(missing_ok=True)
     return scored

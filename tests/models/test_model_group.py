@@ -331,6 +331,13 @@ def test_a_save_is_read_back_and_compared(
             group.save(tmp_path / "bad")
 
 
+def test_a_disk_that_refuses_is_an_os_error_whichever_library_writes(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    for write in (saving.save_weights, saving.save_object):
+        with pytest.raises(OSError, match="nowhere"):
+            write(nowhere / "file", {"w": torch.zeros(1)})
+
+
 def test_a_save_of_another_version_or_without_a_file_is_told(group_plan: MakePlan, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with _group(group_plan(), tmp_path / "a") as group:

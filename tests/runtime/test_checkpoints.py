@@ -16,6 +16,7 @@ from masflow.runtime.checkpoints import (
     latest,
     listed,
     prune,
+    put_text,
     read_state,
     restore,
     save,
@@ -129,6 +130,13 @@ def test_a_failing_disk_says_what_stands_on_it(tmp_path: Path):
     save(tmp_path / "checkpoints", state(4), {})
     with pytest.raises(RunError, match=r"No space.*step_000004"), writing("metrics.jsonl", tmp_path):
         raise OSError(28, "No space left on device")
+
+
+def test_a_text_is_replaced_at_once_or_not_at_all(tmp_path: Path):
+    put_text(tmp_path / "plan.json", "first")
+    with pytest.raises(UnicodeEncodeError):
+        put_text(tmp_path / "plan.json", "second\ud800")
+    assert (tmp_path / "plan.json").read_text() == "first"
 
 
 def test_differences_name_the_path_and_both_values():

@@ -222,6 +222,38 @@ def test_patience_ends_a_run_in_which_no_group_can_be_learned_from(toy: Toy, tmp
     assert checkpoints.read_state(last(tmp_path / "run")).step == 3
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            "say {{",
+            f"say {'red ' * 70}{{{{",
+            r"no turn has a reward; episodes: 12 prompt_too_long \(node call: prompt of 7\d tokens",
+        ),
+        (
+            "rewards:",
+            "outcomes: {truncated: drop_episode}\nrewards:",
+            r"no turn can be trained on; episodes: 12 ok; turns: 24 truncated",
+        ),
+    ],
+)
+def test_patience_says_how_the_episodes_ended_when_none_of_their_turns_train(
+    toy: Toy, tmp_path: Path, old: str, new: str, reason: str
+):
+    plan = compile_experiment(
+        toy((WARM_START, ""), workflow=((old, new),)), overrides={"train.patience": "1", "train.seed": "1"}
+    )
+    with pytest.raises(RunError, match=f"1 steps in a row no group was learnable: {reason}"):
+        train(plan, tmp_path / "run")
+
+
+def test_a_run_of_frozen_models_is_an_error(toy: Toy, tmp_path: Path):
+    plan = compile_experiment(toy((WARM_START, ""), ("{roles: rest}", "{roles: rest, train: frozen}")))
+    with pytest.raises(RunError, match=r"(?s)every model is frozen.*masflow eval"):
+        train(plan, tmp_path / "run")
+    assert not (tmp_path / "run" / "plan.json").exists()
+
+
 def test_a_trainable_role_that_never_speaks_ends_the_run(toy: Toy, tmp_path: Path):
     """Row of FIELD_PROBLEMS, Silent failures: a trainable agent yields no samples, only a warning."""
     silent = (
