@@ -112,7 +112,7 @@ def spread(values: list[float]) -> str:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown: greedy before and after, sampled after, each role's own correctness after."""
+    """Markdown: greedy before and after, sampled after, each role's own correctness before and after."""
     lines = [
         "| who learns | before | after | sampled | planner finds | answerer reads | smallest gain |",
         "|---|---|---|---|---|---|---|",
@@ -122,20 +122,24 @@ def table(results: list[dict[str, Any]]) -> str:
         if not rows:
             continue
         after = [r["eval_after"] or r["eval_before"] for r in rows]
-        scores = [headline(s) or 0.0 for s in after]
-        before = [headline(r["eval_before"]) or 0.0 for r in rows] if arm != "clean_supervised" else []
-        gains = [a - b for a, b in zip(scores, before, strict=False)]
+        before = [] if arm == "clean_supervised" else [r["eval_before"] for r in rows]
+        gains = [(headline(a) or 0) - (headline(b) or 0) for a, b in zip(after, before, strict=False)]
         cells = [
             LABELS[arm],
-            spread(before) if before else "-",
-            spread(scores),
+            spread([headline(s) or 0.0 for s in before]) if before else "-",
+            spread([headline(s) or 0.0 for s in after]),
             spread([s["sampled"]["mean"] for s in after]),
-            spread([s["metrics"]["found"] for s in after]),
-            spread([s["metrics"]["read"] for s in after]),
+            *(own(name, before, after) for name in ("found", "read")),
             f"{min(gains):+.2f}" if gains else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def own(metric: str, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """A role's own correctness, `before → after`, means over seeds."""
+    last = f"{fmean(s['metrics'][metric] for s in after):.2f}"
+    return f"{fmean(s['metrics'][metric] for s in before):.2f} → {last}" if before else last
 
 
 def main() -> None:
