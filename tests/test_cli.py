@@ -137,6 +137,14 @@ def test_sft_is_the_warm_start_alone_and_train_goes_on_from_it(toy: Toy, masflow
     assert (code, last_json(out)["steps"]) == (0, 4)
 
 
+def test_what_check_warns_of_is_said_when_a_run_starts(toy: Toy, masflow: Masflow):
+    old = 'otherwise: 0,\n     args: {said: "{{ echo.text }}"'
+    path = toy(workflow=((old, old.removeprefix("otherwise: 0,")),))
+    code, _, err = masflow("sft", path, "--out", "run")
+    assert code == 0
+    assert "warning: " in err and "otherwise" in err
+
+
 def test_eval_scores_bare_models_or_a_checkpoint_and_leaves_the_run_alone(toy: Toy, masflow: Masflow):
     assert masflow("train", toy(), "--out", "run", "--set", "train.seed=3")[0] == 0
     files = {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()}

@@ -6,7 +6,7 @@ what they need when they are called, so that the graph and plan classes stay che
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,17 +43,21 @@ def compile_experiment(
     mapping: Path | str | None = None,
     runtime: Path | str | None = None,
     overrides: Mapping[str, str] | None = None,
+    on_warning: Callable[[Problem], None] | None = None,
 ) -> Plan:
     """Compile an experiment.
 
     Args:
         mapping, runtime: files that replace the experiment's own.
         overrides: dotted key → YAML text, as `--set` gives them.
+        on_warning: told every warning of a plan without errors.
     Raises:
         SpecError: every problem of every document; warnings alone don't raise.
     """
     draft = _experiment_draft(experiment, mapping, runtime, overrides or {})
     _raise(draft.problems)
+    for warning in sorted(set(draft.problems)) if on_warning else ():
+        on_warning(warning)
     assert draft.plan is not None
     return draft.plan
 

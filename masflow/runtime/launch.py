@@ -6,6 +6,7 @@ Knows the controller, not its inside; prints results, leaves exit codes to the c
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from io import StringIO
@@ -18,7 +19,7 @@ from ruamel.yaml import YAML
 from masflow.compiler import compile_experiment
 from masflow.compiler.overrides import overridden
 from masflow.compiler.plan import Plan
-from masflow.errors import RunError
+from masflow.errors import Problem, RunError
 from masflow.project import load
 from masflow.runtime import checkpoints
 from masflow.runtime.checkpoints import writing
@@ -46,7 +47,9 @@ def launch(
     Raises:
         SpecError, RunError, Interrupted: as `train`; the seeds that are done stay done.
     """
-    first = compile_experiment(experiment, mapping=mapping, runtime=runtime, overrides=overrides)
+    first = compile_experiment(
+        experiment, mapping=mapping, runtime=runtime, overrides=overrides, on_warning=warned
+    )
     folder = out or default_out(experiment, resume)
     results = []
     for offset in range(seeds):
@@ -70,6 +73,11 @@ def launch(
         summary = over_seeds(results)
         print(json.dumps(summary, default=str) if as_json else seeds_text(summary), flush=True)
     return results
+
+
+def warned(problem: Problem) -> None:
+    """Say what `masflow check` warns of; the run goes on."""
+    print(f"warning: {problem}", file=sys.stderr, flush=True)
 
 
 def run_one(
