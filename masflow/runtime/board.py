@@ -144,6 +144,9 @@ class Board:
             for name in _MAPPINGS:
                 _overlay(self, name, base[name], getattr(branch, name))
             self.tool_log += branch.tool_log[len(log) :]
+        for branch in dropped:  # a visit that was started counts, so that no later one has its path
+            for name in _COUNTS:
+                _overlay(self, name, base[name], getattr(branch, name))
         for branch in (*taken, *dropped):
             self.turns += branch.turns - turns
             self.tokens += branch.tokens - tokens

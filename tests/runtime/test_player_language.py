@@ -296,6 +296,35 @@ def test_a_join_takes_the_branches_with_the_fewest_turns(played: Play, join: str
     assert {t.node: t.superstep for t in one.turns}["after"] == 2
 
 
+def test_visits_of_cancelled_branches_count_so_that_every_turn_has_a_path_of_its_own(played: Play):
+    one = played(
+        """
+        name: again
+        roles: {a: {prompt: "say x"}}
+        nodes:
+          round: {role: a}
+          fast: {role: a}
+          slow: {role: a}
+          slower: {role: a}
+          meet: {role: a, join: any}
+        edges:
+          - start -> fast & slow
+          - slow -> slower -> meet
+          - fast -> meet
+          - meet -> round when visits.meet < 3
+          - meet -> end
+          - round -> fast & slow
+        output: {slow: "{{ visits.slow }}", said: "{{ slow.text or none }}"}
+        """,
+        {"a": ["x"]},
+    )
+    assert one.outcome == "ok"
+    paths = [turn.path for turn in one.turns]
+    assert len(set(paths)) == len(paths) == 3 * 4 + 2
+    assert sorted(t.visit for t in one.turns if t.node == "slow") == [1, 2, 3]
+    assert one.output == {"slow": 3, "said": None}
+
+
 def test_end_inside_a_fan_out_takes_effect_at_the_join(played: Play):
     workflow = """
         name: late
