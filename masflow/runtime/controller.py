@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from masflow.compiler import dump_plan
-from masflow.compiler.plan import Plan, PolicyIR
+from masflow.compiler.plan import STAGES, Plan, PolicyIR
 from masflow.compiler.rows import Task, load_tasks
 from masflow.errors import RunError
 from masflow.runtime import alarms, checkpoints
@@ -212,8 +212,9 @@ def held_out(run: Run) -> None:
 
 
 def step(run: Run, tasks: Sequence[Task]) -> None:
-    """One training step; the state moves only when its updates are done."""
+    """One training step; the state moves when its updates are done, and nothing stops it in between."""
     state, plan = run.state, run.plan
+    before_update = STAGES[: STAGES.index("update")]
     seed_globals(plan.train.seed, state.step)
     work = Work(plan, run.team, run.toolbox, tasks, state.step + 1, state.position)
 
@@ -222,7 +223,7 @@ def step(run: Run, tasks: Sequence[Task]) -> None:
         if name == "sample":
             for warning in alarms.truncation(work):
                 run.warn(warning)
-        if name != "update":
+        if name in before_update:
             run.stop.check()
 
     run_stages(work, on_stage)

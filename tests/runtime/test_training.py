@@ -106,14 +106,18 @@ def test_equal_seeds_give_equal_metrics_and_weights_and_another_seed_does_not(to
     assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
 
 
-# Where a run can be stopped: inside the warm start, in the evaluation after it, while sampling, at a step
-# whose rows reach over an epoch's end (5 rows, 3 a step: steps 2 and 4), and after the last step.
+# Where a run can be stopped: inside the warm start, in the evaluation after it, while sampling (stage 1 of 8),
+# between the update of a step (stage 7) and its end, where the weights have moved already, at a step whose
+# rows reach over an epoch's end (5 rows, 3 a step: steps 2 and 4), and after the last step.
 STOPS = [
     ("warm_start", 2),
     ("warm_start", 4),
     ("eval_progress", 1),
     ("train", 1),
+    ("stage", 7),
+    ("stage", 8),
     ("stage", 9),
+    ("stage", 15),
     ("train", 2),
     ("train", 4),
 ]
@@ -132,7 +136,8 @@ def test_a_stopped_run_resumes_to_the_weights_of_one_that_never_stopped(
     toy: Toy, whole: Path, tmp_path: Path, kind: str, number: int
 ):
     """Row of FIELD_PROBLEMS, Runtime: resume is tested at every boundary."""
-    plan = compile_experiment(toy())
+    rarely = {"train.save_every": "3"}  # so that the stop itself has to write the checkpoint
+    plan = compile_experiment(toy(), overrides=rarely if kind == "stage" else {})
     stop, on_event = stop_at(kind, number)
     with pytest.raises(Interrupted):
         train(plan, tmp_path / "parts", on_event=on_event, stop=stop)
