@@ -107,8 +107,8 @@ def test_equal_seeds_give_equal_metrics_and_weights_and_another_seed_does_not(to
 
 
 # Where a run can be stopped: inside the warm start, in the evaluation after it, while sampling (stage 1 of
-# 8), between the update of a step (stage 7) and its end, where the weights have moved already, at a step whose
-# rows reach over an epoch's end (5 rows, 3 a step: steps 2 and 4), and after the last step.
+# 8), between the update of a step (stage 7) and its end, where the weights have moved already, at a step
+# whose rows reach over an epoch's end (5 rows, 3 a step: steps 2 and 4), and after the last step.
 STOPS = [
     ("warm_start", 2),
     ("warm_start", 4),
