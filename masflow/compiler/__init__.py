@@ -56,8 +56,9 @@ def compile_experiment(
     """
     draft = _experiment_draft(experiment, mapping, runtime, overrides or {})
     _raise(draft.problems)
-    for warning in sorted(set(draft.problems)) if on_warning else ():
-        on_warning(warning)
+    if on_warning:
+        for warning in sorted(set(draft.problems)):
+            on_warning(warning)
     assert draft.plan is not None
     return draft.plan
 
