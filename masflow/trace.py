@@ -12,20 +12,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-Outcome = Literal[
-    "ok",
-    "malformed",
-    "truncated",
-    "prompt_too_long",
-    "tool_error",
-    "timeout",
-    "limit",
-    "cancelled",
-    "paused",
-    "engine_error",
-]
-OUTCOMES: tuple[str, ...] = Outcome.__args__  # type: ignore[attr-defined]
-
 DEFAULT_POLICY: dict[str, str] = {
     "ok": "train",
     "malformed": "train",
@@ -38,7 +24,7 @@ DEFAULT_POLICY: dict[str, str] = {
     "engine_error": "drop_episode",
     "paused": "drop_episode",
 }
-"""What training does with a turn, or an episode, of each outcome."""
+"""The outcomes of turns and episodes, and what training does with each."""
 
 
 class Step(NamedTuple):

@@ -16,6 +16,7 @@ from masflow.spec.names import FUNCTION, AsName, Expression, NameList, Templates
 from masflow.spec.replies import HasReply
 from masflow.spec.rewards import Measure, Reward
 from masflow.spec.roles import Handoff, Role, RoleSampling, Sampling, Tool
+from masflow.trace import DEFAULT_POLICY
 
 __all__ = [
     "MERGES",
@@ -255,20 +256,6 @@ Node = Annotated[
 ]
 
 
-OUTCOMES = (
-    "ok",
-    "malformed",
-    "truncated",
-    "prompt_too_long",
-    "tool_error",
-    "timeout",
-    "limit",
-    "cancelled",
-    "paused",
-    "engine_error",
-)
-
-
 def _rewards(rewards: tuple[Reward, ...]) -> tuple[Reward, ...]:
     names = [reward.name for reward in rewards]
     faults = [
@@ -333,8 +320,8 @@ class Workflow(Spec):
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
         outcomes = data.get("outcomes")
         for name in outcomes if isinstance(outcomes, dict) else ():
-            if name not in OUTCOMES:
-                yield unknown_word("outcome", name, OUTCOMES, path=("outcomes", name))
+            if name not in DEFAULT_POLICY:
+                yield unknown_word("outcome", name, tuple(DEFAULT_POLICY), path=("outcomes", name))
 
 
 NodeBase.model_rebuild()
