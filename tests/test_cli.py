@@ -104,6 +104,19 @@ def test_train_ends_with_before_and_after_of_the_team_and_of_each_role(toy: Toy,
     assert (code, "2 of 2 steps" in err) == (3, True)
 
 
+def test_the_commands_that_a_run_prints_work_on_it(toy: Toy, masflow: Masflow):
+    path = toy()
+    Path("own.yaml").write_text("models: {own: {roles: rest, per: role}}\n")
+    words = ("--mapping", "own.yaml", "--set", "train.steps=1", "--set", "base.config.hidden_size=8")
+    code, out, err = masflow("train", path, "--out", "run", *words)
+    assert code == 0, err
+    printed = [line.split(" masflow ")[1].split() for line in out.splitlines() if " masflow " in line]
+    assert [command[0] for command in printed] == ["run", "eval"]
+    for command in printed:
+        code, _, err = masflow(*command)
+        assert code == 0, (command, err)
+
+
 def test_train_json_gives_its_result_on_the_last_line(toy: Toy, masflow: Masflow):
     code, out, _ = masflow("train", toy(), "--out", "run", "--set", "train.steps=1", "--json")
     found = last_json(out)

@@ -6,6 +6,7 @@ Knows the controller, not its inside; prints results, leaves exit codes to the c
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from masflow.compiler import compile_experiment
 from masflow.compiler.overrides import overridden
 from masflow.compiler.plan import Plan
 from masflow.errors import Problem, RunError
+from masflow.library import shown_path
 from masflow.project import load
 from masflow.runtime import checkpoints
 from masflow.runtime.checkpoints import writing
@@ -68,7 +70,7 @@ def launch(
         text = resolved(experiment, mapping, runtime, changed)
         with Display(plan.train.steps, warm) as display:
             results.append(run_one(plan, place, again, display, only_warm_start, text))
-        tell(results[-1], experiment, as_json and seeds == 1)
+        tell(results[-1], experiment, as_json and seeds == 1, options_of(mapping, changed))
     if seeds > 1:
         summary = over_seeds(results)
         print(json.dumps(summary, default=str) if as_json else seeds_text(summary), flush=True)
@@ -137,11 +139,22 @@ def finished(plan: Plan, place: Path, only_warm_start: bool) -> dict[str, Any] |
     }
 
 
-def tell(result: dict[str, Any], experiment: Path, as_json: bool) -> None:
+def tell(result: dict[str, Any], experiment: Path, as_json: bool, options: str) -> None:
     print(
-        json.dumps(result, ensure_ascii=False, default=str) if as_json else result_text(result, experiment),
+        json.dumps(result, ensure_ascii=False, default=str)
+        if as_json
+        else result_text(result, experiment, options),
         flush=True,
     )
+
+
+def options_of(mapping: Path | None, overrides: Mapping[str, str]) -> str:
+    """What has to be said again so that a checkpoint of the run fits: its mapping, changes of its models."""
+    words = ["--mapping", shown_path(mapping)] if mapping is not None else []
+    for key, value in overrides.items():
+        if key.split(".")[0] in ("base", "mapping", "workflow"):
+            words += ["--set", f"{key}={value}"]
+    return shlex.join(words)
 
 
 def over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:

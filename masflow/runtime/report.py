@@ -56,8 +56,12 @@ def eval_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def result_text(result: dict[str, Any], experiment: Path) -> str:
-    """The end of a run: held-out scores before and after, where the curve is, what to try next."""
+def result_text(result: dict[str, Any], experiment: Path, options: str = "") -> str:
+    """The end of a run: held-out scores before and after, where the curve is, what to try next.
+
+    Args:
+        options: the words of the run's command that a command on its checkpoint needs too.
+    """
     out = Path(result["out"])
     shown = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     lines = ["", *scores(result)] if result["eval_before"] or result["eval_after"] else [""]
@@ -65,11 +69,13 @@ def result_text(result: dict[str, Any], experiment: Path) -> str:
         lines += ["", f"curves   {shown}/curves.png"]
     lines += [f"run      {shown}", "", "next"]
     name = shown_path(experiment)
+    on_it = f"{name}{options and ' '}{options} --checkpoint {shown}"
     tries = [
-        ("watch the team work on one task", f"masflow run {name} --checkpoint {shown}"),
-        ("score it again, sampled", f"masflow eval {name} --checkpoint {shown} --samples 4"),
-        ("one model a role", f"masflow train {name} --mapping lib:separate"),
+        ("watch the team work on one task", f"masflow run {on_it}"),
+        ("score it again, sampled", f"masflow eval {on_it} --samples 4"),
     ]
+    if "--mapping" not in options:
+        tries.append(("one model a role", f"masflow train {name} --mapping lib:separate"))
     return "\n".join([*lines, *(f"  {why:<33}{command}" for why, command in tries)])
 
 

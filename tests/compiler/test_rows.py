@@ -3,6 +3,8 @@
 import gzip
 import json
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -65,8 +67,8 @@ def test_json_lists_and_compressed_lines_give_the_rows_of_plain_lines(tmp_path):
 
 
 def test_parquet_gives_the_rows_of_plain_lines(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pa: Any = import_module("pyarrow")
+    parquet: Any = import_module("pyarrow.parquet")
     rows = [{"question": "what", "answers": ["a"]}, {"question": "who", "answers": []}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     assert read_rows(SourceIR(str(tmp_path / "rows.parquet"))) == rows
@@ -74,7 +76,7 @@ def test_parquet_gives_the_rows_of_plain_lines(tmp_path):
 
 def saved(folder, rows, **splits):
     """Save as a user would: one data set, or several splits."""
-    datasets = pytest.importorskip("datasets")
+    datasets: Any = import_module("datasets")
     datasets.disable_progress_bars()
     made = {name: datasets.Dataset.from_list(part) for name, part in {"train": rows, **splits}.items()}
     (datasets.DatasetDict(made) if splits else made["train"]).save_to_disk(folder)
@@ -106,7 +108,7 @@ def test_a_saved_folder_is_checked_as_a_file_is(plan_of, tmp_path):
 
 
 def test_a_hub_id_is_loaded_through_datasets_and_its_rows_are_checked(plan_of, tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    datasets: Any = import_module("datasets")
     datasets.disable_progress_bars()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)  # datasets takes a folder of this name for the id, and asks nobody

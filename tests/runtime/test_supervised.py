@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +44,7 @@ def test_a_mixture_of_demonstrations_keeps_its_weights(toy: Toy):
 def test_demonstrations_of_a_hub_id_are_checked_when_they_are_replayed(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    datasets = pytest.importorskip("datasets")
+    datasets: Any = import_module("datasets")
     datasets.disable_progress_bars()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)  # datasets takes a folder of this name for the id, and asks nobody
