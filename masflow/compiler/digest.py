@@ -60,7 +60,8 @@ def sealed(plan: Plan) -> Plan:
     for graph in data["workflows"].values():
         _strip_graph(graph)
     for model in data["models"]:
-        model.pop("where")
+        for key in ("where", "place", "gradient_checkpointing"):
+            model.pop(key)
         model.pop("base")  # its hash says all
     for source in (source for sources in data["data"].values() for source in sources):
         if source["is_file"]:

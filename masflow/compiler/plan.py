@@ -11,8 +11,8 @@ from typing import Any, Literal
 from masflow.compiler.graph import Graph
 from masflow.errors import Where
 from masflow.spec.experiment import Algorithm, Eval, Train, WarmStart
-from masflow.spec.mapping import ConfigBase, Lora, Optimizer
-from masflow.spec.runtime import Runtime
+from masflow.spec.mapping import Chat, ConfigBase, Endpoint, Lora, Optimizer
+from masflow.spec.runtime import Place, Runtime
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ class ModelIR:
     lora: Lora = field(default_factory=Lora)
     context: int | None = None
     dtype: str = "auto"
+    chat: Chat = field(default_factory=Chat)
+    quantize: Literal["4bit"] | None = None
+    gradient_checkpointing: bool = False
+    endpoint: Endpoint | None = None
+    """The server that plays the roles; then there is no base, and the policies are frozen."""
+    served: str | None = None
+    """The model's name at the endpoint."""
+    place: Place = field(default_factory=Place)
+    """What it gets of a cluster; not in the digest."""
     where: Where = field(default=Where(), compare=False)
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from masflow.compiler.bases import resolve_base
 from masflow.compiler.plan import ModelIR, PolicyIR
@@ -135,7 +136,9 @@ def link_models(
                 Problem.at(source.where("models", name), "warn-model-without-role", message, "remove it")
             )
             continue
-        base, base_hash = _base(model, name, mapping, experiment, problems)
+        base, base_hash = None, ""
+        if model.endpoint is None:
+            base, base_hash = _base(model, name, mapping, experiment, problems)
         parts = {f"{name}.{_flat(m)}": [m] for m in members} if model.per == "role" else {name: members}
         for part, played in parts.items():
             policies = _policies(part, name, model, played, experiment.spec, names, source, problems)
@@ -144,15 +147,24 @@ def link_models(
                     name=part,
                     base=base,
                     base_hash=base_hash,
-                    train=model.train,
+                    train=_training(model),
                     policies=policies,
                     lora=model.lora,
                     context=model.context,
                     dtype=model.dtype,
+                    chat=model.chat,
+                    quantize=model.quantize,
+                    gradient_checkpointing=model.gradient_checkpointing,
+                    endpoint=model.endpoint,
+                    served=model.model,
                     where=source.where("models", name),
                 )
             )
     return tuple(found)
+
+
+def _training(model: Model) -> Literal["full", "lora", "frozen"]:
+    return "frozen" if model.endpoint is not None else model.train
 
 
 def _flat(name: str) -> str:
@@ -175,12 +187,12 @@ def _policies(
             model=part,
             adapter=adapter,
             roles=tuple(roles),
-            train=model.train != "frozen",
+            train=_training(model) != "frozen",
             optimizer=model.optimizer or experiment.train.optimizer,
             init=model.init,
         )
 
-    if model.train != "lora":
+    if _training(model) != "lora":
         return (policy(None, members),)
     if model.adapters is None or model.per == "role":
         return (policy("default", members),)

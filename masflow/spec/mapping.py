@@ -104,6 +104,45 @@ class ConfigBase(Spec):
     """How to make one, or a folder or id to load."""
 
 
+class Endpoint(Spec):
+    """An OpenAI-compatible server that plays frozen roles; a URL alone is the short form."""
+
+    url: str
+    """Up to and with `/v1`."""
+    key_env: str | None = None
+    """The environment variable that holds the key; default: OPENAI_API_KEY where it is set. The key itself
+    never stands in a document, a plan or a trace."""
+    max_concurrent: int = Field(default=16, ge=1)
+    """Requests in flight."""
+    per_minute: int | None = Field(default=None, ge=1)
+    """Requests a minute, at most."""
+    retries: int = Field(default=4, ge=0)
+    """After a refused connection, a time-out, 429 or a server error, with growing pauses."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Of one try."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request's body."""
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        return {"url": data} if isinstance(data, str) else data
+
+
+class Chat(Spec):
+    """How messages become a prompt, where the base's own chat template needs to be told."""
+
+    thinking: bool | None = None
+    """Whether the model thinks before it replies (`enable_thinking` of a template); default: the
+    template's."""
+    template: str | None = None
+    """A Jinja file instead of the template of the base."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further variables of the template."""
+    tools: Literal["auto", "template", "text"] = "auto"
+    """Who describes a ReAct role's tools and reads its calls: the chat template, in the model's own form, or
+    masflow in plain text. `auto`: the template where it knows tools and the base wasn't made from a config."""
+
+
 class Model(Spec):
     """One physical model (or, with `per: role`, one a role)."""
 
@@ -131,10 +170,18 @@ class Model(Spec):
     context: int | None = Field(default=None, ge=8)
     """Window in tokens; default: what the base says."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    chat: Chat = Chat()
+    quantize: Literal["4bit"] | None = None
+    """Hold the base in 4 bits (bitsandbytes, on a GPU) under adapters or frozen."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, about a third more time."""
+    endpoint: Endpoint | None = None
+    """Play the roles by a server instead of a base; they are frozen."""
+    model: str | None = None
+    """With `endpoint`: the model's name there."""
 
     hints: ClassVar[dict[str, str]] = {
         "role": "roles",
-        "model": "base",
         "lr": "optimizer: {lr: …}",
         "rank": "lora: {rank: …}",
     }
@@ -150,12 +197,42 @@ class Model(Spec):
                 yield Fault(
                     message, code="useless-key", fix=f"add 'train: lora', or remove '{key}'", path=(key,)
                 )
+        if data.get("quantize") is not None and data.get("train", "full") == "full":
+            message = "weights in 4 bits can't be trained themselves"
+            fix = "write 'train: lora' (or frozen), or remove 'quantize'"
+            yield Fault(message, code="bad-quantize", fix=fix, path=("quantize",))
+        if data.get("train") == "frozen" and cls.says(data, "gradient_checkpointing"):
+            message = "a frozen model has no backward pass"
+            fix = "remove 'gradient_checkpointing'"
+            yield Fault(message, code="useless-key", fix=fix, path=("gradient_checkpointing",))
+        yield from cls._endpoint_faults(data)
         if data.get("train") == "frozen" and data.get("optimizer") is not None:
             message = "a frozen model has no optimizer"
             yield Fault(message, code="useless-key", fix="remove 'optimizer'", path=("optimizer",))
         if data.get("per") == "role" and data.get("adapters") is not None:
             message = "'per: role' makes a model a role; 'adapters' shares one"
             yield Fault(message, code="per-and-adapters", fix="remove one of them", path=("adapters",))
+
+
+    @classmethod
+    def _endpoint_faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        if data.get("endpoint") is None:
+            if data.get("model") is not None:
+                message = "'model' is the name of a model at an endpoint, and this model has none"
+                fix = "write 'base:' for a folder or id, or add 'endpoint: URL'"
+                yield Fault(message, code="useless-key", fix=fix, path=("model",))
+            return
+        if data.get("model") is None:
+            message = "an endpoint needs the name of its model"
+            yield Fault(message, code="missing-key", fix="add 'model: NAME'", path=("endpoint",))
+        if data.get("train", "frozen") != "frozen":
+            message = "a model behind an endpoint is frozen; its weights are elsewhere"
+            yield Fault(message, code="endpoint-trains", fix="write 'train: frozen'", path=("train",))
+        own = ("base", "lora", "adapters", "optimizer", "init", "dtype", "chat", "quantize")
+        for key in (*own, "gradient_checkpointing"):
+            if cls.says(data, key):
+                message = f"'{key}' belongs to a model that masflow loads; this one is behind an endpoint"
+                yield Fault(message, code="useless-key", fix=f"remove '{key}'", path=(key,))
 
 
 class Mapping(Spec):

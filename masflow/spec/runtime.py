@@ -2,29 +2,111 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from masflow.spec.base import Spec
+from masflow.spec.base import Fault, Spec
 
 
 class Engine(Spec):
-    """The rollout engine of the models."""
+    """The rollout engine of the models; a name alone selects it with its defaults."""
 
-    use: Literal["transformers"] = "transformers"
+    use: Literal["transformers", "vllm"] = "transformers"
     max_batch_tokens: int = Field(default=16384, ge=1)
     """Prompt and reply tokens of one decoding batch together, padding included."""
+    memory_frac: float = Field(default=0.85, gt=0, le=1)
+    """With vllm: the share of a device's memory (on a CPU: of the machine's) that its engine may take."""
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        return {"use": data} if isinstance(data, str) else data
+
+
+class RolloutWorkers(Spec):
+    """The processes that speak for one model."""
+
+    workers: int = Field(default=1, ge=1)
+    cpus: float | None = Field(default=None, ge=0)
+    """Of each worker, as Ray counts them; default: none reserved where it has a GPU or shares the machine."""
+    gpus: float = Field(default=0, ge=0)
+    """Of each worker; a fraction shares a device."""
+    engine: Engine | None = None
+    """Default: the runtime's `engine`."""
+
+
+class TrainerWorkers(Spec):
+    """The processes that train one model."""
+
+    workers: int = Field(default=1, ge=1)
+    cpus: float | None = Field(default=None, ge=0)
+    gpus: float = Field(default=0, ge=0)
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """With several workers: each holds the whole model (`ddp`), or a shard of it (`fsdp2`)."""
+
+
+class Place(Spec):
+    """What one model gets of a cluster."""
+
+    placement: Literal["auto", "colocated", "separate"] = "auto"
+    """`colocated`: engine and trainer in one process on one device, sharing weights. `separate`: rollout
+    workers and trainer workers apart. `auto`: colocated where one process does both, or nothing is trained."""
+    rollout: RolloutWorkers = RolloutWorkers()
+    trainer: TrainerWorkers = TrainerWorkers()
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        rollout, trainer = data.get("rollout"), data.get("trainer")
+        if data.get("placement") == "colocated" and isinstance(rollout, dict) and isinstance(trainer, dict):
+            for key in ("workers", "gpus"):
+                if key in rollout and key in trainer and rollout[key] != trainer[key]:
+                    message = f"colocated workers are the same processes, and '{key}' differs between them"
+                    fix = "write it once, or equal in both; or 'placement: separate'"
+                    yield Fault(message, code="bad-placement", fix=fix, path=("trainer", key))
+
+
+RAY_ONLY = ("address", "defaults", "models", "start_timeout_s", "call_timeout_s")
 
 
 class Runtime(Spec):
     """A whole runtime."""
 
-    backend: Literal["local"] = "local"
+    backend: Literal["local", "ray"] = "local"
+    """`local`: one process, which a debugger can stop. `ray`: a star of actors, here or on a cluster."""
+    address: str | None = None
+    """With ray: `auto` or HOST:PORT joins a cluster; default: a silent Ray of the run's own."""
     deterministic: bool = True
-    """Batches form at barriers in node order with fixed threads: a run repeats bit for bit. Turned off, as
-    many threads as torch chooses compute, and sums may round otherwise."""
+    """Batches form at barriers in node order with fixed threads: a run repeats bit for bit. Turned off (the
+    default with ray), requests go out as they come, and sums may round otherwise."""
     threads: int | None = Field(default=None, ge=1)
-    """Default: 1 where the run is deterministic, else torch's choice."""
+    """Of each process. Default: 1 where the run is deterministic, else torch's choice (with ray: the CPUs of a
+    worker)."""
     engine: Engine = Engine()
     pipeline: Literal["auto", "sync"] = "auto"
+    defaults: Place = Place()
+    """With ray: what each model gets that `models` doesn't name."""
+    models: dict[str, Place] = Field(default_factory=dict)
+    """With ray: by the mapping's name of a model."""
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    """With ray: how long actors may take to be placed and to load their model."""
+    call_timeout_s: float = Field(default=3600.0, gt=0)
+    """With ray: how long one batch of replies, or one update, may take."""
+
+    hints: ClassVar[dict[str, str]] = {"workers": "defaults: {rollout: {workers: …}}", "ray": "backend: ray"}
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("backend") == "ray" and "deterministic" not in data:
+            return {**data, "deterministic": False}
+        return data
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        if data.get("backend", "local") != "local":
+            return
+        for key in RAY_ONLY:
+            if cls.says(data, key):
+                message = f"'{key}' belongs to 'backend: ray'; this runtime is local"
+                fix = f"write 'backend: ray', or remove '{key}'"
+                yield Fault(message, code="useless-key", fix=fix, path=(key,))
