@@ -8,7 +8,7 @@ from masflow.spec.experiment import Experiment
 from masflow.spec.mapping import Mapping
 from masflow.spec.runtime import Runtime
 
-DEFAULTS = {"optimizer", "base", "init"}
+DEFAULTS = {"optimizer", "base", "init", "engine"}
 """A model's own one stands instead of the experiment's, whole; nothing merges the two."""
 OTHER_THINGS = {
     "init": "how a made base's weights are drawn, beside the run to start from",
@@ -19,6 +19,11 @@ OTHER_THINGS = {
     "steps": "of the warm start; of the run",
     "samples": "episodes a task in training; in evaluation",
     "use": "which engine, workflow or preset",
+    "workers": "that speak; that train",
+    "cpus": "of a rollout worker; of a trainer worker",
+    "gpus": "of a rollout worker; of a trainer worker",
+    "models": "what plays which roles; what it gets of a cluster",
+    "options": "of a chat template; of a request to an endpoint",
     "weight": "of a source, of the KL, of an episode",
 }
 
