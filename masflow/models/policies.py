@@ -15,6 +15,7 @@ from masflow.compiler.plan import ModelIR, PolicyIR
 from masflow.errors import RunError
 from masflow.models import adapters, saving
 from masflow.models.bases import Base, mix_seed
+from masflow.models.publishing import Payload, Probe, as_tensor, make_payload
 from masflow.models.trainer import Learner
 from masflow.spec.mapping import ConfigBase
 
@@ -38,6 +39,8 @@ class Policies:
         self.has_adapters = model.train == "lora"
         self._on: str | None = None
         self._changed: set[str] = {p.name for p in model.policies if p.train}
+        self._unsent: set[str] = set()
+        """Which of `BACKBONE` and `KEPT` moved since a payload took them along."""
         self.weights = weights = adapters.base_parameters(base.model)
         self.kept = {name: weights[name] for name in sorted(self._frozen_names() & set(weights))}
         backbone = {name: p for name, p in weights.items() if name not in self.kept}
@@ -102,6 +105,7 @@ class Policies:
         with adapters.switched_off(self.base.model), _gradients(self.backbone):
             yield self.backbone
         self._changed.add(BACKBONE)
+        self._unsent.add(BACKBONE)
         for policy in self.versions:
             self.versions[policy] += 1
 
@@ -123,6 +127,51 @@ class Policies:
                 bool(w.any()) for n, w in weights.items() if "lora_B" in n
             )
             learner.reference, learner.has_reference = (None if is_fresh else weights), True
+
+    # -- from process to process ------------------------------------------------------------------
+
+    def payload(self, policy: str, probe: Probe | None = None, *, whole: bool = False) -> Payload:
+        """A policy's weights for the processes that speak: an adapter alone, where only adapters are trained.
+
+        What is under an adapter goes along once after a warm start, `load` or `start_from` moved it.
+
+        Args:
+            whole: for a receiver that has nothing but the base: take along whatever isn't the base's own.
+        """
+        moved = self._under() if whole else self._unsent
+        base = dict(self.backbone.parameters) if BACKBONE in moved else {}
+        base |= self.kept if KEPT in moved else {}
+        made = make_payload(policy, self.versions[policy], self.learners[policy].parameters, base, probe)
+        self._unsent = set()
+        return made
+
+    def receive(self, payload: Payload) -> None:
+        """Take a payload's weights and version, all or nothing. The policy needs no optimizer here.
+
+        Raises:
+            RunError: a tensor isn't what was sent, or isn't this model's; named with its policy.
+        """
+        payload.verify()
+        policy = payload.policy
+        into = {**self.weights, **self.learners[policy].parameters}
+        received = {**payload.base, **payload.tensors}
+        missing = sorted(set(self.learners[policy].parameters) - set(received))
+        odd = [n for n, a in received.items() if n not in into or tuple(into[n].shape) != a.shape] or missing
+        if odd:
+            raise RunError(
+                f"policy '{policy}' version {payload.version}: tensor '{odd[0]}' doesn't fit this worker's"
+                f" model '{self.model.name}'",
+                "start trainer and rollout workers from one plan",
+            )
+        with torch.no_grad():
+            for name, array in received.items():
+                into[name].copy_(as_tensor(array, payload.dtypes[name]))
+        self._changed |= {policy} | ({BACKBONE} if self.has_adapters and payload.base else set())
+        self.versions[policy] = payload.version
+
+    def _under(self) -> set[str]:
+        """Which weights beside the policies' own may not be the base's."""
+        return ({BACKBONE} & self._changed) | ({KEPT} if self.kept else set())
 
     # -- on disk ----------------------------------------------------------------------------------
 
@@ -160,6 +209,7 @@ class Policies:
             message = f"{folder} holds the policies {known} ({facts.train})"
             raise RunError(message, "use the mapping that it was saved with")
         self._changed = set(facts.changed)
+        self._unsent = self._under()
         if self.kept:
             saving.load_weights(folder / KEPT, self.kept)
         if BACKBONE in self._changed:
@@ -199,6 +249,7 @@ class Policies:
         elif not self.has_adapters:
             saving.load_weights([file, *kept], self.weights)
         self._changed.add(policy)
+        self._unsent |= self._under()
 
     def _load_backbone(self, policy: str, files: list[Path]) -> None:
         before = saving.checksum(self.weights)

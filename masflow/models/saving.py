@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load_file, save_file
@@ -20,6 +22,8 @@ __all__ = [
     "Facts",
     "Saved",
     "checksum",
+    "checksum_of",
+    "digest_of",
     "file_name",
     "load_learner",
     "load_weights",
@@ -214,11 +218,18 @@ def read_facts(folder: Path) -> Facts:
 
 
 def checksum(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names and bytes, 16 hex digits; equal exactly where every bit is."""
-    from hashlib import sha256
+    """16 hex digits over names and bytes; equal exactly where every bit is."""
+    arrays = {n: w.detach().cpu().contiguous().view(torch.uint8).numpy() for n, w in weights.items()}
+    return checksum_of(digest_of(name, array) for name, array in arrays.items())
 
-    digest = sha256()
-    for name, weight in weights.items():
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+
+def digest_of(name: str, array: np.ndarray) -> str:
+    """SHA-256 over one tensor's name and bytes, 16 hex digits."""
+    digest = sha256(name.encode())
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()[:16]
+
+
+def checksum_of(digests: Iterable[str]) -> str:
+    """One digest over those of all tensors, in order, 16 hex digits."""
+    return sha256(" ".join(digests).encode()).hexdigest()[:16]
