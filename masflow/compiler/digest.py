@@ -67,7 +67,7 @@ def sealed(plan: Plan) -> Plan:
         if source["is_file"]:
             source.pop("path")
     for schedule in (data["train"], data["warm_start"] or {}):
-        for key in ("steps", "eval_every", "save_every", "keep", "data"):
+        for key in ("steps", "eval_every", "save_every", "keep", "keep_every", "data"):
             schedule.pop(key, None)
     text = json.dumps(data, sort_keys=True, ensure_ascii=True)
     return replace(plan, digest=hashlib.sha256(text.encode()).hexdigest()[:16])

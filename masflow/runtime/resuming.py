@@ -68,7 +68,7 @@ def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
 
 FREE = ("digest", "root_dir", "runtime", "groups", "path", "where", "prompt_file")
 """What may differ between two parts of one run: where things stand and run."""
-FREE_SCHEDULE = ("steps", "eval_every", "save_every", "keep")
+FREE_SCHEDULE = ("steps", "eval_every", "save_every", "keep", "keep_every")
 
 
 def digest_content(plan: dict[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,37 @@ class Place(Spec):
                     yield Fault(message, code="bad-placement", fix=fix, path=("trainer", key))
 
 
+class Wandb(Spec):
+    """Weights & Biases. Its key comes from the environment; WANDB_MODE=offline writes to the run's folder."""
+
+    project: str = "masflow"
+    entity: str | None = None
+    group: str | None = None
+    """Default: over several seeds their common folder's name."""
+    name: str | None = None
+    """Default: the run's folder's name."""
+    tags: tuple[str, ...] = ()
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        return {"project": data} if isinstance(data, str) else data
+
+
+class Tracking(Spec):
+    """Where a run's numbers go beside metrics.jsonl, under the same names with `/` between their parts."""
+
+    tensorboard: bool = False
+    """Write event files to the run's folder, `tensorboard/` (extra: tensorboard)."""
+    wandb: Wandb | None = None
+    """A project's name is enough, or `true` (extra: wandb)."""
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("wandb"), bool):
+            return {**data, "wandb": {} if data["wandb"] else None}
+        return data
+
+
 RAY_ONLY = ("address", "defaults", "models", "start_timeout_s", "call_timeout_s")
 
 
@@ -88,6 +119,7 @@ class Runtime(Spec):
     """With ray: what each model gets that `models` doesn't name."""
     models: dict[str, Place] = Field(default_factory=dict)
     """With ray: by the mapping's name of a model."""
+    tracking: Tracking = Tracking()
     start_timeout_s: float = Field(default=300.0, gt=0)
     """With ray: how long actors may take to be placed and to load their model."""
     call_timeout_s: float = Field(default=3600.0, gt=0)
