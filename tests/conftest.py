@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -90,3 +96,135 @@ def toy_at() -> Callable[..., Path]:
 def toy(tmp_path: Path) -> Callable[..., Path]:
     """`toy(*changes, workflow=…)` writes the toy project into this test's folder and gives its experiment."""
     return partial(write_toy, tmp_path / "toy")
+
+
+@dataclass
+class Says:
+    """What the chat server answers to one request."""
+
+    text: str | None = "yes"
+    finish: str | None = "stop"
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    error: Any = None
+    """The body's `error` instead of a reply."""
+    raw: bytes | None = None
+    """The whole body instead."""
+    after_s: float = 0.0
+    drop: bool = False
+    """Break the connection in the middle of the body."""
+    usage: bool = True
+
+
+class ChatServer(ThreadingHTTPServer):
+    """A real server on this machine that speaks OpenAI's protocol and misbehaves as it is told."""
+
+    daemon_threads = True
+    request_queue_size = 128
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, port: int = 0) -> None:
+        self.script: list[Says] = []
+        """Answers of the next requests; when it is empty, `reply` makes them."""
+        self.reply: Callable[[dict[str, Any]], Says] = lambda body: Says()
+        self.bodies: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.keys: list[str | None] = []
+        self.times: list[float] = []
+        self.most_at_once = self._now = 0
+        self._lock = threading.Lock()
+        self.released = threading.Event()
+        super().__init__(("127.0.0.1", port), _ChatHandler)
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def take(self, path: str, key: str | None, body: dict[str, Any]) -> Says:
+        with self._lock:
+            self.paths.append(path)
+            self.keys.append(key)
+            self.bodies.append(body)
+            self.times.append(time.monotonic())
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+            return self.script.pop(0) if self.script else self.reply(body)
+
+    def done(self) -> None:
+        with self._lock:
+            self._now -= 1
+
+    def stop(self) -> None:
+        self.released.set()
+        self.shutdown()
+        self.server_close()
+
+
+class _ChatHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ChatServer  # type: ignore[assignment]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        says = self.server.take(self.path, self.headers.get("Authorization"), body)
+        try:
+            if says.after_s:
+                self.server.released.wait(says.after_s)
+            self._answer(says, _answer_body(says, body))
+        except OSError:
+            self.close_connection = True  # the client went away
+        finally:
+            self.server.done()
+
+    def _answer(self, says: Says, data: bytes) -> None:
+        self.send_response(says.status)
+        for name, value in says.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if says.drop:
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+            return
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def _answer_body(says: Says, body: dict[str, Any]) -> bytes:
+    if says.raw is not None:
+        return says.raw
+    if says.error is not None:
+        return json.dumps({"error": says.error}).encode()
+    words = sum(len(m["content"].split()) for m in body["messages"])
+    said = len((says.text or "").split())
+    message = {"role": "assistant", "content": says.text}
+    answer: dict[str, Any] = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "model": body["model"],
+        "choices": [{"index": 0, "message": message, "finish_reason": says.finish}],
+    }
+    if says.usage:
+        answer["usage"] = {
+            "prompt_tokens": words,
+            "completion_tokens": said,
+            "total_tokens": words + said,
+        }
+    return json.dumps(answer).encode()
+
+
+@pytest.fixture
+def chat_server() -> Iterator[ChatServer]:
+    """A real OpenAI-compatible server; `says(…)` on it makes answers for its `script`."""
+    server = ChatServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def says() -> type[Says]:
+    """Makes one answer of the chat server."""
+    return Says
