@@ -60,9 +60,13 @@ def sealed(plan: Plan) -> Plan:
     for graph in data["workflows"].values():
         _strip_graph(graph)
     for model in data["models"]:
-        for key in ("where", "place", "gradient_checkpointing"):
+        for key in ("where", "place", "gradient_checkpointing", "template_file"):
             model.pop(key)
+        if model["dialect"] == "text":  # as before there were others
+            model.pop("dialect")
         model.pop("base")  # its hash says all
+        if model["endpoint"] is not None:  # where the server is and how often it is asked changes nothing
+            model["endpoint"] = {"options": model["endpoint"]["options"]}
     for source in (source for sources in data["data"].values() for source in sources):
         if source["is_file"]:
             source.pop("path")

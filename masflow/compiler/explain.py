@@ -66,6 +66,7 @@ def _model_data(model: ModelIR) -> dict[str, Any]:
     return {
         "name": model.name,
         "base": model.base if isinstance(model.base, str) else _base_name(model),
+        "endpoint": model.endpoint.url if model.endpoint else None,
         "base_hash": model.base_hash,
         "roles": list(model.roles),
         "adapters": [p.adapter for p in model.policies if p.adapter is not None],
@@ -175,7 +176,8 @@ def _graph_lines(plan: Plan) -> Iterator[str]:
 
 def _model_lines(plan: Plan) -> Iterator[str]:
     for model in plan.models:
-        yield f"{model.name}: {_base_name(model)}, {model.train}; {_size_words(estimate(model))}"
+        size = "played by a server" if model.endpoint else _size_words(estimate(model))
+        yield f"{model.name}: {_base_name(model)}, {model.train}; {size}"
         for policy in model.policies:
             learns = f"learns, lr {policy.optimizer.lr:g}" if policy.train else "frozen"
             start = f", from {policy.init}" if policy.init else ""
@@ -183,6 +185,8 @@ def _model_lines(plan: Plan) -> Iterator[str]:
 
 
 def _base_name(model: ModelIR) -> str:
+    if model.endpoint is not None:
+        return f"{model.served} at {model.endpoint.url}"
     if isinstance(model.base, str) or model.base is None:
         return str(model.base)
     config = model.base.config
@@ -245,6 +249,9 @@ def _runtime_lines(plan: Plan) -> Iterator[str]:
     runtime = plan.runtime
     threads = runtime.threads or (1 if runtime.deterministic else "as many as torch chooses")
     repeats = "repeats bit for bit" if runtime.deterministic else "needn't repeat bit for bit"
+    served = [model.name for model in plan.models if model.endpoint]
+    if served:
+        repeats = f"needn't repeat, for servers that play {', '.join(served)} needn't"
     yield f"{runtime.backend}: everything in this process; threads {threads}; a run {repeats}"
     yield f"engine {runtime.engine.use}: at most {runtime.engine.max_batch_tokens} tokens decoded together"
     why = "one process plays, then trains" if runtime.pipeline == "auto" else "as asked for"

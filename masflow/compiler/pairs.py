@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from masflow.compiler.graph import Graph
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.team import Place, graphs_below, speakers_of, team_of
 from masflow.compiler.usage import below
-from masflow.errors import Problem
+from masflow.errors import Problem, Where
 from masflow.project import Loaded
 from masflow.spec.experiment import Experiment
 from masflow.spec.mapping import ConfigBase
@@ -28,6 +29,8 @@ def plan_problems(plan: Plan, experiment: Loaded[Experiment] | None) -> Iterator
             yield from _people_problems(place.graph)
     for model in plan.models:
         yield from _window_problems(plan, model)
+    if experiment is not None:
+        yield from _engine_problems(plan, experiment.source.where("runtime"))
     if trains:
         yield from _sampling_problems(plan, trained)
         yield from _unpaid_problems(plan, trained)
@@ -66,6 +69,26 @@ def _people_problems(graph: Graph) -> Iterator[Problem]:
                 f"role '{role.name}' asks a person to approve its calls, and nobody is there in training"
             )
             yield Problem.at(role.where, "human-in-training", message, f"remove 'approve'{ONLY_PLAY}")
+
+
+def _engine_problems(plan: Plan, where: Where) -> Iterator[Problem]:
+    """An engine that isn't installed; on a cluster it has to be on the workers, not here."""
+    here = plan.runtime.backend == "local"
+    if not any(m.endpoint is None and _engine(m, plan) == "vllm" for m in plan.models):
+        return
+    if find_spec("vllm") is None:
+        code = "engine-not-installed" if here else "warn-engine-not-installed"
+        message = "the engine vllm isn't installed" + ("" if here else " here; the workers need it")
+        fix = "pip install 'masflow[vllm]', or choose 'engine: transformers'"
+        yield Problem.at(where, code, message, fix)
+    if plan.runtime.deterministic:
+        message = "the engine vllm needn't repeat its replies bit for bit, and the runtime is deterministic"
+        yield Problem.at(where, "engine-does-not-repeat", message, "write 'deterministic: false'")
+
+
+def _engine(model: ModelIR, plan: Plan) -> str:
+    own = model.place.rollout.engine if plan.runtime.backend == "ray" else None
+    return (own or plan.runtime.engine).use
 
 
 def _window(model: ModelIR) -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -104,28 +106,80 @@ class ConfigBase(Spec):
     """How to make one, or a folder or id to load."""
 
 
+SENT = ("model", "messages", "temperature", "top_p", "top_k", "max_tokens", "stop", "seed", "stream", "n")
+"""Fields of a request's body that the role's sampling, or the protocol, decides."""
+REMOVABLE = ("temperature", "top_p", "top_k", "seed")
+
+
 class Endpoint(Spec):
     """An OpenAI-compatible server that plays frozen roles; a URL alone is the short form."""
 
     url: str
     """Up to and with `/v1`."""
     key_env: str | None = None
-    """The environment variable that holds the key; default: OPENAI_API_KEY where it is set. The key itself
-    never stands in a document, a plan or a trace."""
+    """The environment variable that holds the key; default: OPENAI_API_KEY where it is set, over https or to
+    this machine. The key itself never stands in a document, a plan or a trace."""
     max_concurrent: int = Field(default=16, ge=1)
     """Requests in flight."""
     per_minute: int | None = Field(default=None, ge=1)
-    """Requests a minute, at most."""
+    """Requests a minute, at most; a retry counts."""
     retries: int = Field(default=4, ge=0)
     """After a refused connection, a time-out, 429 or a server error, with growing pauses."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Of one try."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of each request's body."""
+    """Further fields of each request's body; null leaves out one that the server doesn't know (`seed`)."""
+
+    hints: ClassVar[dict[str, str]] = {
+        "key": "key_env: NAME_OF_A_VARIABLE",
+        "api_key": "key_env: NAME_OF_A_VARIABLE",
+        "base_url": "url",
+        "timeout": "timeout_s",
+        "max_retries": "retries",
+    }
 
     @classmethod
     def longhand(cls, data: Any) -> Any:
         return {"url": data} if isinstance(data, str) else data
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        url, name, options = data.get("url"), data.get("key_env"), data.get("options")
+        if isinstance(url, str):
+            yield from (Fault(m, code="bad-endpoint", fix=f, path=("url",)) for m, f in _url_faults(url))
+        if isinstance(name, str) and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
+            message = "'key_env' is the name of an environment variable, in capitals, never a key itself"
+            fix = "put the key into a variable and write its name, e.g. key_env: JUDGE_KEY"
+            yield Fault(message, code="bad-endpoint", fix=fix, path=("key_env",))
+        for key, value in options.items() if isinstance(options, dict) else ():
+            if re.search(r"api[_-]?key|authorization|token\Z|password|secret", str(key), re.IGNORECASE):
+                message = f"'{key}' looks like a credential, which never stands in a document"
+                fix = "put it into an environment variable and name that in 'key_env'"
+                yield Fault(message, code="bad-endpoint", fix=fix, path=("options", key))
+            elif key in SENT and not (value is None and key in REMOVABLE):
+                message = f"'{key}' of a request is decided by the role's sampling and reply, or by masflow"
+                fix = f"remove it from 'options'{' (null leaves it out)' if key in REMOVABLE else ''}"
+                yield Fault(message, code="bad-endpoint", fix=fix, path=("options", key))
+
+
+def _url_faults(url: str) -> Iterator[tuple[str, str]]:
+    """(message, fix); a password in the URL is never repeated."""
+    example = "write it up to and with /v1, e.g. http://localhost:8000/v1"
+    try:
+        parts = urlsplit(url)
+        port_is_odd = parts.port == 0
+    except ValueError:
+        yield "'url' can't be read as an address", example
+        return
+    if parts.scheme not in ("http", "https") or not parts.hostname or port_is_odd:
+        yield "'url' must begin with http:// or https:// and name a host", example
+    elif "@" in parts.netloc:
+        message = "'url' holds a user or a password, and documents and plans hold no credentials"
+        yield message, "remove what stands before '@'; a key goes into the variable that 'key_env' names"
+    elif parts.query or parts.fragment:
+        yield "'url' goes on after its path with '?' or '#'", example
+    elif parts.path.rstrip("/").endswith(("/completions", "/chat")):
+        yield "'url' names one of the server's services; masflow adds /chat/completions itself", example
 
 
 class Chat(Spec):
@@ -140,7 +194,8 @@ class Chat(Spec):
     """Further variables of the template."""
     tools: Literal["auto", "template", "text"] = "auto"
     """Who describes a ReAct role's tools and reads its calls: the chat template, in the model's own form, or
-    masflow in plain text. `auto`: the template where it knows tools and the base wasn't made from a config."""
+    masflow in plain text. `auto`: the template where it knows tools, unless the base is made from a
+    config."""
 
 
 class Model(Spec):
@@ -213,7 +268,6 @@ class Model(Spec):
             message = "'per: role' makes a model a role; 'adapters' shares one"
             yield Fault(message, code="per-and-adapters", fix="remove one of them", path=("adapters",))
 
-
     @classmethod
     def _endpoint_faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
         if data.get("endpoint") is None:
@@ -222,13 +276,13 @@ class Model(Spec):
                 fix = "write 'base:' for a folder or id, or add 'endpoint: URL'"
                 yield Fault(message, code="useless-key", fix=fix, path=("model",))
             return
-        if data.get("model") is None:
+        if not data.get("model"):
             message = "an endpoint needs the name of its model"
             yield Fault(message, code="missing-key", fix="add 'model: NAME'", path=("endpoint",))
         if data.get("train", "frozen") != "frozen":
             message = "a model behind an endpoint is frozen; its weights are elsewhere"
             yield Fault(message, code="endpoint-trains", fix="write 'train: frozen'", path=("train",))
-        own = ("base", "lora", "adapters", "optimizer", "init", "dtype", "chat", "quantize")
+        own = ("base", "lora", "adapters", "optimizer", "init", "context", "dtype", "chat", "quantize")
         for key in (*own, "gradient_checkpointing"):
             if cls.says(data, key):
                 message = f"'{key}' belongs to a model that masflow loads; this one is behind an endpoint"
