@@ -13,6 +13,7 @@ from typing import Any
 
 from masflow.compiler import link
 from masflow.compiler.binding import bind_functions
+from masflow.compiler.chat import link_chats
 from masflow.compiler.digest import sealed
 from masflow.compiler.graph import Graph
 from masflow.compiler.lower import Lowering, doc_of
@@ -132,8 +133,9 @@ def link_mapping(draft: Draft) -> None:
     declared = [
         p.prefix + role.name for p in graphs_below(draft.root, draft.graphs) for role in p.graph.roles
     ]
-    names = Names.of(team_of(draft.root, draft.graphs), declared)
-    draft.models = link_models(draft.mapping, draft.experiment, names, draft.problems)
+    team = team_of(draft.root, draft.graphs)
+    models = link_models(draft.mapping, draft.experiment, Names.of(team, declared), draft.problems)
+    draft.models = link_chats(models, draft.mapping, team, draft.problems)
 
 
 def link_plan(draft: Draft) -> None:

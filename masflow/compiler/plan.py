@@ -46,6 +46,11 @@ class ModelIR:
     context: int | None = None
     dtype: str = "auto"
     chat: Chat = field(default_factory=Chat)
+    """`template` holds the text of its file."""
+    template_file: str = ""
+    """Where that text came from, for messages; not in the digest."""
+    dialect: str = "text"
+    """How its roles' tool calls are written: `text` (masflow's own), or the form of its chat template."""
     quantize: Literal["4bit"] | None = None
     gradient_checkpointing: bool = False
     endpoint: Endpoint | None = None

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import torch
+
 from masflow.errors import RunError
 from masflow.models.backbone import Backbone
 from masflow.models.decoding import Job, Sampled, decode, split_batches
@@ -43,7 +45,7 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
         """One reply a request, in order; policies speak one after the other, by their first request."""
-        prompts = [self.tokens.prompt(r.messages, self.experience.get(r.parent)) for r in requests]
+        prompts = [self.tokens.prompt(r.messages, self.experience.get(r.parent), r.node) for r in requests]
         replies: dict[int, Reply] = {}
         for policy in dict.fromkeys(r.policy for r in requests):
             version = self.switch(policy)
@@ -89,6 +91,15 @@ class TransformersEngine:
             return math.nan
         row = Row("probe", "", tuple(prompt_ids), tuple(drawn.ids), tuple(drawn.logprobs), 0, "", "")
         return max(abs(a - b) for a, b in zip(drawn.logprobs, trainer.logprobs([row], [1.0])[0], strict=True))
+
+    def probe(self, policy: str, prompt_ids: Sequence[int], reply_ids: Sequence[int]) -> list[float]:
+        """Log-probs of a given reply under a policy as it speaks here, nats, at temperature 1."""
+        self.switch(policy)
+        ids_1T = torch.tensor([[*prompt_ids, *reply_ids]], device=self.backbone.device)
+        with torch.no_grad():
+            hidden_TD = self.backbone.hidden(ids_1T)[0, len(prompt_ids) - 1 : -1]
+            logprobs_TV = torch.log_softmax(self.backbone.logits(hidden_TD), -1)
+        return [float(row_V[token]) for row_V, token in zip(logprobs_TV, reply_ids, strict=True)]
 
     def _fits(self, request: Request, prompt: Prompt) -> bool:
         return len(prompt.ids) + request.sampling.max_tokens <= self.context

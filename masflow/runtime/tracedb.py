@@ -259,7 +259,7 @@ def _turn_rows(
     step: int, split: str, one: Scored, advantages: Mapping[str, float]
 ) -> Iterator[tuple[Any, ...]]:
     for place, turn in enumerate(one.trajectory.turns):
-        messages = _dump([[m.role, m.content, m.turn_id] for m in turn.messages])
+        messages = _dump([_message(m) for m in turn.messages])
         texts = {"text": _clean(turn.text), "detail": _clean(turn.detail), "value": _dump(turn.value)}
         plain = {**turn.__dict__, **texts, "path": path_json(turn.path), "messages": messages}
         fields = (plain[name] for name in TURN_FIELDS)
@@ -274,10 +274,16 @@ def _turn_rows(
         )
 
 
+def _message(message: Message) -> list[Any]:
+    return [message.role, message.content, message.turn_id, *message.tools]
+
+
 def _turn(row: dict[str, Any]) -> Turn:
     own = {name: row[name] for name in TURN_FIELDS}
     flags = {name: bool(row[name]) for name in ("ok", "last", "demonstrated")}
-    messages = tuple(Message(*message) for message in json.loads(row["messages"]))
+    messages = tuple(
+        Message(*message[:3], tools=tuple(message[3:])) for message in json.loads(row["messages"])
+    )
     path = path_from_json(row["path"])
     return Turn(**{**own, **flags, "messages": messages, "path": path, "value": json.loads(row["value"])})
 

@@ -10,6 +10,7 @@ import pytest
 from masflow.errors import RunError
 from masflow.models.experience import Row
 from masflow.models.tokens import ChatTokens, Prompt
+from masflow.spec.mapping import Chat
 from masflow.trace import Message
 
 APPENDS = (
@@ -101,13 +102,26 @@ def test_a_stop_string_stays_in_the_ids_of_the_next_turn(tokenizer: Any) -> None
     assert second.ids[: second.prefix] == first.ids + ids and not second.forked
 
 
-def test_a_template_that_refuses_a_role_is_a_clear_error(tokenizer: Any) -> None:
+def test_a_template_without_a_system_role_tells_the_user(tokenizer: Any) -> None:
     chat = _chat(
         tokenizer, "{{ raise_exception('no system role') if messages[0].role == 'system' }}" + APPENDS
     )
-    assert chat.prompt((ASK,)).ids
-    with pytest.raises(RunError, match="refuses the messages 'system user': no system role"):
-        chat.prompt((Message("system", "say red"), ASK))
+    told = chat.prompt((Message("system", "say red"), ASK))
+    assert told.text == "<|user|>\nsay red\n\nwhat is red[EOS]\n<|assistant|>\n"
+    assert told.ids == chat.prompt((Message("user", "say red\n\nwhat is red"),)).ids
+    [note] = chat.chat.notes
+    assert note.startswith("no system role")
+
+
+def test_a_template_that_refuses_an_order_of_roles_names_node_file_and_line(tokenizer: Any) -> None:
+    refuses = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\n"
+        "{{ raise_exception('take turns') }}{% endif %}{% endfor %}" + APPENDS
+    )
+    own = deepcopy(tokenizer)
+    chat = ChatTokens(own, (own.eos_token_id,), Chat(template=refuses), file="own.jinja")
+    with pytest.raises(RunError, match=r"node ask: own.jinja:2 refuses the messages 'user user': take turns"):
+        chat.prompt((ASK, ASK), where="ask")
 
 
 def test_the_plain_template_joins_lines_and_ends_replies(tokenizer: Any) -> None:
