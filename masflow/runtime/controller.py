@@ -235,7 +235,7 @@ def step(run: Run, tasks: Sequence[Task]) -> None:
     run.record(record)
     assert work.batch is not None
     failures = {f"unscored: {text}" for one in work.scored for text in one.failures}
-    for warning in (*sorted(failures)[:3], *work.batch.warnings):
+    for warning in (*run.team.incidents(), *sorted(failures)[:3], *work.batch.warnings):
         run.warn(warning)
     reason = alarms.idle(work, state.idle)
     if reason:

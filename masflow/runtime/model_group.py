@@ -1,98 +1,203 @@
-"""A model group: one physical model with its policies, engine, trainer, and the only copy of its tokens.
+"""A model group as the hub sees it: one physical model's workers and its store, wherever they run.
 
-Text, ids and scalars come in and go out; token tensors stay.
+Text, ids and scalars come in and go out; tokens and weights go between the group's own processes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.errors import RunError
-from masflow.models import saving
-from masflow.models.backbone import Backbone
-from masflow.models.bases import load_base
 from masflow.models.engine import Reply, Request
-from masflow.models.experience import Experience, Row, TokenTrace
-from masflow.models.policies import Policies
-from masflow.models.tokens import ChatTokens
-from masflow.models.trainer import Trainer, TrainItem
-from masflow.models.transformers_engine import TransformersEngine, not_finite
+from masflow.models.trainer import TrainItem
 from masflow.rl.losses import LossSpec
-from masflow.runtime import checkpoints
+from masflow.runtime import checkpoints, placement
+from masflow.runtime.backend import Actor, Backend, Died, Pending
+from masflow.runtime.balance import Balance
+from masflow.runtime.local import LocalBackend
+from masflow.runtime.store import Store
+from masflow.runtime.worker import Answer, Delivery, Part, Worker
 from masflow.spec.mapping import Optimizer
-from masflow.trace import Message, Turn
+from masflow.trace import Turn
 
-__all__ = ["Delivery", "ModelGroup"]
+__all__ = ["Call", "Delivery", "ModelGroup"]
 
-_PROBE = (Message("user", "what is the capital of france"),)
-_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Nats between engine and trainer on the probe; half precision: 0.1."""
+_MAX_DEATHS = 3
+"""Of one worker without an answer in between."""
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """Proof that the engine speaks with the trainer's weights. Made after a publication; eaten by metrics."""
+@dataclass
+class Call:
+    """Requests on their way to a worker. Made by `submit`; eaten by `gather`."""
 
-    policy: str
-    version: int
-    checksum: str
-    """Of the policy's weights."""
-    logprob_gap: float
-    """Largest difference between the engine's and the trainer's log-probs on the probe prompt, nats."""
+    worker: int
+    requests: list[Request]
+    pending: Pending[Answer]
 
 
 class ModelGroup:
-    """All that happens to one physical model in this process."""
+    """All that happens to one physical model."""
 
     repeats = True
 
-    def __init__(self, model: ModelIR, plan: Plan, run_dir: Path):
-        """Load or make the base, attach adapters, and load what `init` of a policy names.
+    def __init__(
+        self,
+        model: ModelIR,
+        plan: Plan,
+        run_dir: Path,
+        backend: Backend | None = None,
+        worker: type[Worker] = Worker,
+    ):
+        """Spawn the store and the workers; `ready` waits for them.
+
+        Args:
+            worker: what a process of the model is.
+        Raises:
+            RunError: a policy's `init` isn't there; in one process whatever `Worker` raises.
+        """
+        self.model = _found(model, plan)
+        self.layout = placement.layout_of(model)
+        self.incidents: list[str] = []
+        """What happened to workers since the hub last took these."""
+        self._plan, self._run_dir, self._worker = plan, run_dir, worker
+        self._backend = backend or LocalBackend()
+        self._asks = dict(placement.asks_of(model, plan.runtime))
+        self._base_moved = False
+        self._unproven: set[str] = set()
+        self._counts = [0, 0, 0]
+        self._deaths: dict[int, int] = {}
+        self.store = self._backend.spawn(
+            f"{model.name}/store", Store, model.name, run_dir, ask=self._asks[f"{model.name}/store"]
+        )
+        names = [name for name in self._asks if not name.endswith("/store")]
+        learners = [n for n in names if self.layout.colocated or "/trainer" in n]
+        learners = learners[: self.layout.num_trainers]
+        self._parts = {n: self._part(n, learners) for n in names}
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            actors = {name: self._spawn(name) for name in names}
+            stack.pop_all()
+        self.speakers: list[Actor] = [a for n, a in actors.items() if self._parts[n].speaks]
+        self.learners: list[Actor] = [actors[n] for n in learners] or self.speakers[:1]
+        """By rank; where nothing is trained, the worker that saves."""
+        self._balance = Balance(len(self.speakers))
+
+    def _part(self, name: str, learners: Sequence[str]) -> Part:
+        learns = name in learners
+        return Part(
+            name=name,
+            speaks=self.layout.colocated or not learns,
+            learns=learns,
+            rank=learners.index(name) if learns else 0,
+            world=max(1, len(learners)) if learns else 1,
+            strategy=self.model.place.trainer.strategy,
+            threads=self._asks[name].threads,
+            timeout_s=self._plan.runtime.call_timeout_s,
+        )
+
+    def _spawn(self, name: str) -> Actor:
+        arguments = (self.model, self._plan, self._run_dir, self.store, self._parts[name])
+        return self._backend.spawn(name, self._worker, *arguments, ask=self._asks[name])
+
+    @property
+    def actors(self) -> list[Actor]:
+        """The workers, each once."""
+        return list({actor.name: actor for actor in (*self.learners, *self.speakers)}.values())
+
+    def ready(self) -> None:
+        """Wait until everything is loaded, and the processes that learn have found each other.
 
         Raises:
-            RunError: the base or a policy's `init` can't be loaded.
+            RunError: one isn't there in `runtime.start_timeout_s`; what loading it raised.
         """
-        threads = plan.runtime.threads or (1 if plan.runtime.deterministic else None)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self.model = model
-        self.base = load_base(model, run_dir, plan.train.seed)
-        self.backbone = Backbone(self.base.model)
-        self.policies = Policies(model, self.base, plan.train.seed)
-        self._unproven: set[str] = set()
-        self.tokens = ChatTokens(self.base.tokenizer, self.base.stop_ids)
-        self.experience = Experience()
-        self.trainer = Trainer(self.backbone, run_dir / "nonfinite")
-        self.engine = TransformersEngine(
-            self.backbone,
-            self.tokens,
-            self.experience,
-            context=self.base.context,
-            max_batch_tokens=plan.runtime.engine.max_batch_tokens,
-            switch=self.policies.switch,
-        )
-        for policy in model.policies:
-            if policy.init is not None:
-                place = checkpoints.find(policy.init, (Path.cwd(), Path(plan.root_dir)))
-                self.policies.start_from(policy.name, place / "models")
-        self.trace = TokenTrace(run_dir / "tokens" / f"{model.name}.sqlite")
+        timeout_s = self._plan.runtime.start_timeout_s
+        pendings = [actor.call("ready") for actor in (self.store, *self.actors)]
+        for pending in pendings:
+            self._get(pending, timeout_s)
+        if len(self.learners) > 1:
+            address = self._get(self.learners[0].call("address"), timeout_s)
+            self._all(self.learners, "join", address, timeout_s=timeout_s)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def _get(self, pending: Pending[Any], timeout_s: float | None = None) -> Any:
+        try:
+            return pending.get(timeout_s or self._plan.runtime.call_timeout_s)
+        except Died as death:
+            fix = f"go on from the last checkpoint: --resume --out {self._run_dir}"
+            raise RunError(f"{death}; the run can't go on without it", fix) from death
+
+    def _all(
+        self, actors: Sequence[Actor], method: str, *args: Any, timeout_s: float | None = None
+    ) -> list[Any]:
+        """Call all of them at once, then wait for each."""
+        return [self._get(p, timeout_s) for p in [actor.call(method, *args) for actor in actors]]
 
     # -- speaking ---------------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
-        """One reply a request, in order; their tokens are kept by turn id, and written to the token trace."""
-        for policy in [p for p in self.policies.by_name if p in self._unproven]:
-            self.prove_delivery(policy)
-        replies = self.engine.generate(requests)
-        self.trace.add([row for r in replies if (row := self.experience.get(r.turn_id)) is not None])
-        return replies
+        """One reply a request, in order; their tokens are in the store, and in the token trace."""
+        found = self.gather(self.submit(requests))
+        return [found[request.turn_id] for request in requests]
+
+    def submit(self, requests: Sequence[Request], among: Sequence[int] | None = None) -> list[Call]:
+        """Hand requests out to the workers, policies that moved first; `gather` waits for the replies.
+
+        Args:
+            among: numbers of the workers that may be asked.
+        """
+        self.deliver()
+        dealt = self._balance.deal(requests, among)
+        return [self._ask(worker, [requests[n] for n in numbers]) for worker, numbers in dealt.items()]
+
+    def _ask(self, worker: int, requests: list[Request]) -> Call:
+        return Call(worker, requests, self.speakers[worker].call("generate", requests))
+
+    def gather(self, calls: Sequence[Call]) -> dict[str, Reply]:
+        """Replies by turn id. A worker that died is made again, and asked again: the ids are the same.
+
+        Raises:
+            RunError: it dies again and again, or it also learns; no reply in `runtime.call_timeout_s`.
+        """
+        found: dict[str, Reply] = {}
+        for call in calls:
+            answer = self._answer(call)
+            self._deaths.pop(call.worker, None)
+            for place, count in enumerate((answer.num_drawn, answer.num_batches, answer.num_forked)):
+                self._counts[place] += count
+            found |= {reply.turn_id: reply for reply in answer.replies}
+        return found
+
+    def _answer(self, call: Call) -> Answer:
+        while True:
+            try:
+                return call.pending.get(self._plan.runtime.call_timeout_s)
+            except Died as death:
+                self.revive(call.worker, death)
+                call.pending = self.speakers[call.worker].call("generate", call.requests)
+
+    def revive(self, worker: int, death: Died) -> None:
+        """A rollout worker in the place of a dead one, with the last published weights.
+
+        Raises:
+            RunError: what died learns too, or dies again and again, or the new one can't be made.
+        """
+        name = self.speakers[worker].name
+        self._deaths[worker] = self._deaths.get(worker, 0) + 1
+        if self._parts[name].learns or death.name != name or self._deaths[worker] > _MAX_DEATHS:
+            self._get(_Dead(death))
+        self.incidents.append(f"worker {death}; it is started again with the last published weights")
+        self.speakers[worker] = self._spawn(name)
+        self._balance.forget(worker)
+        self._get(self.speakers[worker].call("ready"), self._plan.runtime.start_timeout_s)
+        if not self.layout.colocated:
+            for policy in self.model.policies:
+                self._publish(policy.name, [self.speakers[worker]], whole=True)
 
     def add_rows(self, turns: Sequence[Turn]) -> None:
         """Tokenise demonstrated turns by the code path of `generate`; parents before their continuations.
@@ -100,19 +205,7 @@ class ModelGroup:
         Raises:
             RunError: a demonstration doesn't fit the context.
         """
-        for turn in turns:
-            prompt = self.tokens.prompt(turn.messages, self.experience.get(turn.parent))
-            reply = self.tokens.reply(turn.text)
-            if len(prompt.ids) + len(reply) > self.base.context:
-                size = f"{len(prompt.ids) + len(reply)} tokens; the context is {self.base.context}"
-                raise RunError(
-                    f"a demonstration of '{turn.node}' has {size}", "shorten it, or raise the context"
-                )
-            policy = self.policies.of_member.get(turn.member, turn.policy)
-            fields = {"parent": turn.parent, "prefix": prompt.prefix, "forked": prompt.forked}
-            self.experience.add(
-                [Row(turn.id, policy, prompt.ids, reply, (), -1, prompt.text, turn.text, **fields)]
-            )
+        self._get(self.learners[0].call("add_rows", turns))
 
     # -- learning ---------------------------------------------------------------------------------
 
@@ -131,26 +224,20 @@ class ModelGroup:
         Raises:
             RunError: a frozen or unknown policy, unknown turns, a non-finite value, a failed delivery.
         """
-        if self.policies.has_adapters and self.base.made and policy == self.model.name:
+        made = self.model.base is not None and not isinstance(self.model.base, str)
+        if self.model.train == "lora" and made and policy == self.model.name:
             return self.supervise_base(turn_ids, optimizer, step, num_steps)
-        with self.policies.learning(policy) as learner:
-            metrics = self.trainer.supervise(
-                learner, self.experience.rows(turn_ids), optimizer, step, num_steps
-            )
-        self.policies.versions[policy] += 1
+        metrics = self._all(self.learners, "supervise", policy, turn_ids, optimizer, step, num_steps)[0]
         self._unproven.add(policy)
         return metrics
 
     def supervise_base(
         self, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
     ) -> dict[str, float]:
-        """One step of the whole backbone, adapters off: the shared start of adapters on a made base.
-
-        Adapters are fresh meanwhile (their product is 0), so every policy speaks as the backbone does.
-        """
-        self._unproven.update(self.policies.by_name)
-        with self.policies.learning_backbone() as learner:
-            return self.trainer.supervise(learner, self.experience.rows(turn_ids), optimizer, step, num_steps)
+        """One step of the whole backbone, adapters off: the shared start of adapters on a made base."""
+        self._unproven.update(p.name for p in self.model.policies)
+        self._base_moved = True
+        return self._all(self.learners, "supervise_base", turn_ids, optimizer, step, num_steps)[0]
 
     def update(
         self, policy: str, rows: Sequence[TrainItem], loss: LossSpec, step: int, num_steps: int
@@ -164,95 +251,139 @@ class ModelGroup:
         Raises:
             RunError: as `supervise`; a turn of another policy, or a demonstration.
         """
+        return self.finish_update(policy, self.begin_update(policy, rows, loss, step, num_steps))
+
+    def begin_update(
+        self, policy: str, rows: Sequence[TrainItem], loss: LossSpec, step: int, num_steps: int
+    ) -> list[Pending[dict[str, float]]]:
+        """Set all ranks to work; `finish_update` waits for them, so that several models learn at once."""
         if not rows:
+            return []
+        return [actor.call("update", policy, rows, loss, step, num_steps) for actor in self.learners]
+
+    def finish_update(self, policy: str, begun: Sequence[Pending[dict[str, float]]]) -> dict[str, float]:
+        """Metrics of an update, after its publication."""
+        if not begun:
             return {}
-        kept = self.experience.rows([row.turn_id for row in rows])
-        _check_rows(policy, kept)
-        staleness = max(self.policies.versions.get(policy, 0) - row.version for row in kept)
-        with self.policies.learning(policy) as learner:
-            spec, off = self.policies.by_name[policy].optimizer, self.policies.without_adapter
-            metrics = self.trainer.update(learner, rows, kept, loss, spec, step, num_steps, off)
-        self.policies.versions[policy] += 1
+        by_rank = [self._get(pending) for pending in begun]
+        metrics = dict(by_rank[0])
+        staleness = metrics.pop("staleness")
         delivery = self.prove_delivery(policy)
         facts = {"version": delivery.version, "delivery_gap": delivery.logprob_gap, "staleness": staleness}
         return metrics | {name: float(value) for name, value in facts.items()}
 
+    # -- publishing -------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Publish and prove every policy that moved since it last spoke."""
+        for policy in [p.name for p in self.model.policies if p.name in self._unproven]:
+            self.prove_delivery(policy)
+
     def prove_delivery(self, policy: str) -> Delivery:
-        """Compare the engine's log-probs of a probe prompt with the trainer's, and sum up the weights.
+        """Bring a policy to all workers that speak, and compare their log-probs of a probe prompt with the
+        trainer's; colocated, weights are shared, and only the proof is left.
 
         Raises:
             RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
         """
-        version = self.policies.switch(policy)
-        prompt = self.tokens.prompt(_PROBE).ids[: self.base.context - 2]
-        gap = self.engine.probe_gap(prompt, self.trainer)
-        if math.isnan(gap):
-            raise not_finite(policy, version)
-        if not gap <= _TOLERANCE.get(self.base.model.dtype, 0.1):
-            raise RunError(
-                f"policy '{policy}' version {version}: the engine is {gap:.2g} nats off the trainer"
-            )
+        if self.layout.colocated:
+            deliveries = self._all(self.speakers, "prove", policy)
+        else:
+            deliveries = self._publish(policy, self.speakers)
         self._unproven.discard(policy)
-        return Delivery(policy, version, saving.checksum(self.policies.learners[policy].parameters), gap)
+        return max(deliveries, key=lambda delivery: delivery.logprob_gap)
+
+    def _publish(self, policy: str, to: Sequence[Actor], whole: bool = False) -> list[Delivery]:
+        """One message from the trainer to all of them: it doesn't come through here."""
+        by_rank = [actor.call("payload", policy, whole) for actor in self.learners]
+        payload = by_rank[0]
+        deliveries: list[Delivery] = []
+        for actor, pending in [(actor, actor.call("receive", payload)) for actor in to]:
+            try:
+                deliveries.append(pending.get(self._plan.runtime.call_timeout_s))
+            except Died as death:
+                if self.layout.colocated or death.name != actor.name:
+                    self._get(_Dead(death))
+                self.revive(self.speakers.index(actor), death)
+                deliveries.append(self._last_delivery(policy, actor.name))
+        return deliveries
+
+    def _last_delivery(self, policy: str, name: str) -> Delivery:
+        """Of a worker that was just made again, and got everything."""
+        actor = next(a for a in self.speakers if a.name == name)
+        return self._get(actor.call("receive", self.learners[0].call("payload", policy, True)))
 
     # -- state ------------------------------------------------------------------------------------
 
     def versions(self) -> dict[str, int]:
         """Publications of each policy so far."""
-        return dict(self.policies.versions)
+        return self._get(self.learners[0].call("versions"))
 
     def traffic(self) -> tuple[int, int, int]:
         """Since the model was loaded: replies drawn, decoding batches, and rows that forked because the chat
         template rewrote their history."""
-        return self.engine.num_replies, self.engine.num_batches, self.experience.num_forked
+        return self._counts[0], self._counts[1], self._counts[2]
 
     def clear_rows(self) -> None:
         """Forget the rows; the token trace on disk keeps them."""
-        self.experience.clear()
+        self._balance.forget()
+        self._each(self.actors, "clear_rows")
+        self._get(self.store.call("clear"))
+
+    def _each(self, actors: Sequence[Actor], method: str) -> None:
+        """Call all of them; a dead worker that only speaks is made again when it is next asked."""
+        for actor, pending in [(actor, actor.call(method)) for actor in actors]:
+            try:
+                pending.get(self._plan.runtime.call_timeout_s)
+            except Died as death:
+                if self._parts[actor.name].learns or actor in self.learners:
+                    self._get(_Dead(death))
 
     def reset_optimizers(self) -> None:
         """Begin afresh: moments and step counts go, weights stay."""
-        self.policies.reset_optimizers()
+        self._all(self.learners, "reset_optimizers")
 
     def snapshot_reference(self) -> None:
         """Keep today's weights as what a KL penalty compares with."""
-        self.policies.snapshot_reference()
+        self._all(self.learners, "snapshot_reference")
 
     def save(self, folder: Path) -> None:
         """Write policies, optimizers, versions and random state; `load` gives back exactly them."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.policies.save(folder)
+        self._all(self.learners, "save", folder)
 
     def load(self, folder: Path) -> None:
         """Raises RunError where `folder` belongs to other policies or weights."""
-        self.policies.load(folder)
-        self._unproven.update(self.policies.by_name)
+        self._all(self.actors, "load", folder)
+        self._unproven.update(p.name for p in self.model.policies)
 
     def describe(self) -> dict[str, Any]:
         """Parameters, bytes, device, context: for progress and `explain`."""
-        everything = list(self.base.model.parameters())
-        sizes = {
-            name: sum(p.numel() for p in learner.parameters.values())
-            for name, learner in self.policies.learners.items()
-            if self.policies.by_name[name].train
-        }
-        return {
-            "parameters": sum(p.numel() for p in everything),
-            "trainable": sizes,
-            "bytes": sum(p.numel() * p.element_size() for p in everything),
-            "device": str(self.backbone.device),
-            "dtype": str(self.base.model.dtype).removeprefix("torch."),
-            "context": self.base.context,
-            "vocabulary": len(self.base.tokenizer),
-        }
+        return self._get(self.learners[0].call("describe"))
 
     def close(self) -> None:
-        self.trace.close()
+        """Close the token trace; whoever made the backend ends the processes."""
+        self._get(self.store.call("close"))
 
 
-def _check_rows(policy: str, rows: Sequence[Row]) -> None:
-    for row in rows:
-        if row.policy != policy:
-            raise RunError(f"turn {row.turn_id} was sampled by policy '{row.policy}', not '{policy}'")
-        if not row.logprobs:
-            raise RunError(f"turn {row.turn_id} is a demonstration; it has no log-probs to take a ratio with")
+class _Dead:
+    """A call whose actor is known to be dead."""
+
+    def __init__(self, death: Died):
+        self.death = death
+
+    def get(self, timeout_s: float) -> Any:
+        raise self.death
+
+
+def _found(model: ModelIR, plan: Plan) -> ModelIR:
+    """The model with the folders that its `init`s name: other processes may stand elsewhere.
+
+    Raises:
+        RunError: no such run or checkpoint.
+    """
+    roots = (Path.cwd(), Path(plan.root_dir))
+    policies = tuple(
+        p if p.init is None else replace(p, init=str(checkpoints.find(p.init, roots).absolute()))
+        for p in model.policies
+    )
+    return replace(model, policies=policies)

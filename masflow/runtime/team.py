@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from masflow.compiler.plan import Plan, PolicyIR
 from masflow.models.engine import Reply, Request
 from masflow.rl.batch import TrainRow
 from masflow.rl.losses import LossSpec
+from masflow.runtime.backend import Backend
+from masflow.runtime.local import LocalBackend
+from masflow.runtime.placement import asks_of
 from masflow.runtime.rundir import StopFlag
+from masflow.spec.runtime import Runtime
 
 if TYPE_CHECKING:
-    from masflow.runtime.model_group import ModelGroup
+    from masflow.runtime.model_group import Call, ModelGroup
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,22 @@ class Team:
 
     repeats = True
 
-    def __init__(self, plan: Plan, run_dir: Path, stop: StopFlag | None = None):
+    def __init__(
+        self, plan: Plan, run_dir: Path, stop: StopFlag | None = None, backend: Backend | None = None
+    ):
+        """Load every model. Args: backend: where the processes run; default: what the plan's runtime says."""
         from masflow.runtime.model_group import ModelGroup
 
-        self.groups: dict[str, ModelGroup] = {m.name: ModelGroup(m, plan, run_dir) for m in plan.models}
+        self._backend = backend or backend_of(plan.runtime)
+        self.groups: dict[str, ModelGroup] = {}
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            self._backend.reserve({n: ask for m in plan.models for n, ask in asks_of(m, plan.runtime)})
+            for model in plan.models:
+                self.groups[model.name] = ModelGroup(model, plan, run_dir, self._backend)
+            for group in self.groups.values():
+                group.ready()
+            stack.pop_all()
         self.policies: tuple[PolicyIR, ...] = plan.policies
         self._group_of = {p.name: self.groups[p.model] for p in plan.policies}
         self._stop = stop
@@ -65,21 +82,41 @@ class Team:
         if self._stop is not None:
             self._stop.check()
         replies: dict[int, Reply] = {}
+        asked: list[tuple[ModelGroup, list[int], list[Call]]] = []
         for group in self.groups.values():
             mine = [i for i, request in enumerate(requests) if self._group_of[request.policy] is group]
             if mine:
-                asked = [requests[i] for i in mine]
-                answered = group.generate(asked)
-                self._hub_bytes += _size(asked) + _size(answered)
-                replies.update(zip(mine, answered, strict=True))
+                asked.append((group, mine, group.submit([requests[i] for i in mine])))
+        for group, mine, calls in asked:
+            found = group.gather(calls)
+            answered = [found[requests[i].turn_id] for i in mine]
+            self._hub_bytes += _size([requests[i] for i in mine]) + _size(answered)
+            replies.update(zip(mine, answered, strict=True))
         return [replies[i] for i in range(len(requests))]
 
     def update(
-        self, policy: str, rows: Sequence[TrainRow], loss: LossSpec, step: int, num_steps: int
-    ) -> dict[str, float]:
-        """As `ModelGroup.update`, in the policy's group."""
-        self._hub_bytes += _size(rows)
-        return self._group_of[policy].update(policy, rows, loss, step, num_steps)
+        self, rows: Mapping[str, Sequence[TrainRow]], loss: LossSpec, step: int, num_steps: int
+    ) -> dict[str, dict[str, float]]:
+        """As `ModelGroup.update`, for every policy that has rows; different models learn at once.
+
+        Returns:
+            Policy → its metrics, in the order of the policies.
+        """
+        moving = [policy.name for policy in self.trained() if rows.get(policy.name)]
+        begun: list[tuple[str, Any]] = []
+        for policy in moving:
+            self._hub_bytes += _size(rows[policy])
+            begun.append(
+                (policy, self._group_of[policy].begin_update(policy, rows[policy], loss, step, num_steps))
+            )
+        return {policy: self._group_of[policy].finish_update(policy, calls) for policy, calls in begun}
+
+    def incidents(self) -> list[str]:
+        """What happened to workers since this was last asked."""
+        found = [text for group in self.groups.values() for text in group.incidents]
+        for group in self.groups.values():
+            group.incidents.clear()
+        return found
 
     def traffic(self) -> Traffic:
         """Counted so far; a step's part is the difference."""
@@ -103,8 +140,19 @@ class Team:
             group.snapshot_reference()
 
     def close(self) -> None:
+        """Close every group and end their processes."""
         for group in self.groups.values():
             group.close()
+        self._backend.close()
+
+
+def backend_of(runtime: Runtime) -> Backend:
+    """What a runtime document asks for. Raises RunError when a cluster doesn't answer."""
+    if runtime.backend == "local":
+        return LocalBackend()
+    from masflow.runtime.cluster import RayBackend
+
+    return RayBackend(runtime)
 
 
 def _size(messages: Sequence[object]) -> int:

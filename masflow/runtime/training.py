@@ -93,12 +93,7 @@ def update_policies(work: Work, options: dict[str, Any]) -> None:
     """Every policy with rows takes its optimizer steps and publishes; others do not move."""
     assert work.batch is not None
     loss = LossSpec.from_algorithm(work.plan.algorithm)
-    for policy in work.team.trained():
-        rows = work.batch.rows.get(policy.name, [])
-        if rows:
-            work.policies[policy.name] = work.team.update(
-                policy.name, rows, loss, work.step - 1, work.plan.train.steps
-            )
+    work.policies = work.team.update(work.batch.rows, loss, work.step - 1, work.plan.train.steps)
     work.team.clear_rows()
 
 

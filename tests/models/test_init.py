@@ -13,7 +13,9 @@ import torch
 
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
+from masflow.runtime.local import LocalActor
 from masflow.runtime.model_group import ModelGroup
+from masflow.runtime.worker import Worker
 from masflow.spec.mapping import Optimizer
 from masflow.trace import Message, Turn
 
@@ -24,6 +26,13 @@ MakePlan = Callable[..., Plan]
 def _group(plan: Plan, run_dir: Path) -> Iterator[ModelGroup]:
     with closing(ModelGroup(plan.models[0], plan, run_dir)) as group:
         yield group
+
+
+def _inside(group: ModelGroup) -> Worker:
+    """The one worker of a group in this process."""
+    [actor] = group.learners
+    assert isinstance(actor, LocalActor) and isinstance(actor.instance, Worker)
+    return actor.instance
 
 
 def _teach(group: ModelGroup, policy: str) -> None:
@@ -44,7 +53,7 @@ def _as_run(group: ModelGroup, run: Path, step: int = 1) -> str:
 
 
 def _weights(group: ModelGroup, policy: str) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in group.policies.learners[policy].parameters.items()}
+    return {n: p.detach().clone() for n, p in _inside(group).policies.learners[policy].parameters.items()}
 
 
 def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -57,7 +66,7 @@ def test_full_starts_from_full_without_its_optimizer(group_plan: MakePlan, tmp_p
         run = _as_run(first, tmp_path / "day1", 3)
         with _group(group_plan(init=f"{run}@3", seed=8), tmp_path / "b") as second:
             assert _same(_weights(first, "m"), _weights(second, "m"))
-            assert second.policies.learners["m"].optimizer is None and second.versions() == {"m": 0}
+            assert _inside(second).policies.learners["m"].optimizer is None and second.versions() == {"m": 0}
     absent = group_plan(init=f"{run}@4")
     with pytest.raises(RunError, match="no checkpoint of step '4'"):
         ModelGroup(absent.models[0], absent, tmp_path / "c")
@@ -68,12 +77,14 @@ def test_adapters_start_from_a_full_policy(group_plan: MakePlan, tmp_path: Path)
         _teach(first, "m")
         run = _as_run(first, tmp_path / "day1")
         with _group(group_plan("lora", ("asker", "judge"), init=run), tmp_path / "b") as second:
-            backbone = {n: p.detach() for n, p in second.policies.backbone.parameters.items()}
+            backbone = {n: p.detach() for n, p in _inside(second).policies.backbone.parameters.items()}
             assert _same(_weights(first, "m"), backbone)
             second.save(tmp_path / "saved")
         with _group(group_plan("lora", ("asker", "judge")), tmp_path / "c") as third:
             third.load(tmp_path / "saved")
-            assert _same(backbone, {n: p.detach() for n, p in third.policies.backbone.parameters.items()})
+            assert _same(
+                backbone, {n: p.detach() for n, p in _inside(third).policies.backbone.parameters.items()}
+            )
 
 
 def test_an_adapter_starts_from_the_adapter_of_its_role(group_plan: MakePlan, tmp_path: Path) -> None:
@@ -85,8 +96,8 @@ def test_an_adapter_starts_from_the_adapter_of_its_role(group_plan: MakePlan, tm
             assert _same(_weights(first, "m/judge"), _weights(second, "m/judge"))
             assert not _same(_weights(first, "m/asker"), _weights(second, "m/judge"))
             assert _same(
-                {n: p.detach() for n, p in first.policies.backbone.parameters.items()},
-                {n: p.detach() for n, p in second.policies.backbone.parameters.items()},
+                {n: p.detach() for n, p in _inside(first).policies.backbone.parameters.items()},
+                {n: p.detach() for n, p in _inside(second).policies.backbone.parameters.items()},
             )
 
 
@@ -110,15 +121,15 @@ def test_weights_that_the_base_freezes_come_along_from_a_run_of_another_seed(
     with _group(group_plan(base=base), tmp_path / "a") as first:
         _teach(first, "m")
         run = _as_run(first, tmp_path / "day1")
-        embeddings = first.base.model.get_input_embeddings().weight.clone()
+        embeddings = _inside(first).base.model.get_input_embeddings().weight.clone()
     plan = group_plan(train, base=base, init=run, seed=8)
     with _group(plan, tmp_path / "b") as second:
-        assert torch.equal(second.base.model.get_input_embeddings().weight, embeddings)
+        assert torch.equal(_inside(second).base.model.get_input_embeddings().weight, embeddings)
         second.save(tmp_path / "saved")
     with _group(group_plan(train, base=base, seed=8), tmp_path / "b") as resumed:
-        assert not torch.equal(resumed.base.model.get_input_embeddings().weight, embeddings)
+        assert not torch.equal(_inside(resumed).base.model.get_input_embeddings().weight, embeddings)
         resumed.load(tmp_path / "saved")
-        assert torch.equal(resumed.base.model.get_input_embeddings().weight, embeddings)
+        assert torch.equal(_inside(resumed).base.model.get_input_embeddings().weight, embeddings)
 
 
 def test_a_frozen_base_is_not_written_into_checkpoints(group_plan: MakePlan, tmp_path: Path) -> None:

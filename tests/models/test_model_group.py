@@ -19,7 +19,10 @@ from masflow.models.engine import Reply, Request, SamplingParams
 from masflow.models.experience import read_tokens
 from masflow.rl.batch import TrainRow
 from masflow.rl.losses import LossSpec
+from masflow.runtime.local import LocalActor
 from masflow.runtime.model_group import ModelGroup
+from masflow.runtime.store import Store
+from masflow.runtime.worker import Worker
 from masflow.spec.mapping import Lora, Optimizer
 from masflow.spec.runtime import Runtime
 from masflow.trace import Message, Turn
@@ -34,6 +37,18 @@ OPTIMIZER = Optimizer(lr=1e-2)
 def _group(plan: Plan, run_dir: Path) -> Iterator[ModelGroup]:
     with closing(ModelGroup(plan.models[0], plan, run_dir)) as group:
         yield group
+
+
+def _inside(group: ModelGroup) -> Worker:
+    """The one worker of a group in this process."""
+    [actor] = group.learners
+    assert isinstance(actor, LocalActor) and isinstance(actor.instance, Worker)
+    return actor.instance
+
+
+def _store(group: ModelGroup) -> Store:
+    assert isinstance(group.store, LocalActor)
+    return group.store.instance
 
 
 def _requests(policy: str, step: int = 0, samples: int = 3, **fields: Any) -> list[Request]:
@@ -80,7 +95,7 @@ def _demonstrations(member: str) -> list[Turn]:
 
 
 def _weights(group: ModelGroup) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in group.base.model.named_parameters()}
+    return {n: p.detach().clone() for n, p in _inside(group).base.model.named_parameters()}
 
 
 def _moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
@@ -98,7 +113,7 @@ def _one_step(
 def test_replies_carry_text_counts_and_versions(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan(), tmp_path) as group:
         replies = group.generate(_requests("m"))
-        row = group.experience.rows([replies[0].turn_id])[0]
+        row = _inside(group).experience.rows([replies[0].turn_id])[0]
         assert [r.turn_id for r in replies] == [r.turn_id for r in _requests("m")]
         assert replies[0].reply_tokens == len(row.reply_ids) and replies[0].prompt_tokens == len(
             row.prompt_ids
@@ -142,7 +157,7 @@ def test_a_prompt_that_does_not_fit_is_told_and_never_cut(group_plan: MakePlan, 
         assert (
             "124 tokens and max_tokens 5 exceed the context 128" in replies[0].detail
         )  # bos, 122 words, line break
-        assert replies[0].text == "" and group.experience.get("long") is None
+        assert replies[0].text == "" and _inside(group).experience.get("long") is None
 
 
 def test_a_stop_string_is_cut_from_the_text_and_stays_in_the_ids(
@@ -155,8 +170,10 @@ def test_a_stop_string_is_cut_from_the_text_and_stays_in_the_ids(
         again = [replace(r, sampling=replace(SAMPLING, stop=(stop,))) for r in _requests("m")]
         reply = next(r for r in group.generate(again) if r.turn_id == source.turn_id)
         assert reply.finish == "stop" and reply.text == source.text[: source.text.index(stop)]
-        row = group.experience.rows([reply.turn_id])[0]
-        assert stop in group.tokens.decode(row.reply_ids) and len(row.reply_ids) < source.reply_tokens
+        row = _inside(group).experience.rows([reply.turn_id])[0]
+        assert (
+            stop in _inside(group).tokens.decode(row.reply_ids) and len(row.reply_ids) < source.reply_tokens
+        )
 
 
 def test_a_conversation_trains_on_the_ids_that_were_sampled(group_plan: MakePlan, tmp_path: Path) -> None:
@@ -168,9 +185,9 @@ def test_a_conversation_trains_on_the_ids_that_were_sampled(group_plan: MakePlan
             asked = (*request.messages, *said)
             second.append(Request(f"{reply.turn_id}+", "m", asked, SAMPLING, 5, parent=reply.turn_id))
         replies = group.generate(second)
-        rows = group.experience.rows([r.turn_id for r in replies])
+        rows = _inside(group).experience.rows([r.turn_id for r in replies])
         for row in rows:
-            parent = group.experience.rows([row.parent or ""])[0]
+            parent = _inside(group).experience.rows([row.parent or ""])[0]
             assert row.prompt_ids[: row.prefix] == parent.prompt_ids + parent.reply_ids and not row.forked
         metrics = group.update("m", _items([*first, *replies], "m"), LossSpec(), 0, 1)
         assert metrics["turns"] == 8
@@ -179,7 +196,9 @@ def test_a_conversation_trains_on_the_ids_that_were_sampled(group_plan: MakePlan
 def test_a_template_that_rewrites_history_is_counted(group_plan: MakePlan, tmp_path: Path) -> None:
     # FIELD_PROBLEMS, Tokens: templates drop reasoning from history; a fork is counted.
     with _group(group_plan(), tmp_path) as group:
-        group.tokens.tokenizer.chat_template = (
+        _inside(
+            group
+        ).tokens.tokenizer.chat_template = (
             "{% for m in messages %}{{ 'gone' if m.role == 'assistant' else m.content }}\n{% endfor %}"
         )
         first = _requests("m", samples=1)
@@ -192,7 +211,7 @@ def test_a_template_that_rewrites_history_is_counted(group_plan: MakePlan, tmp_p
         replies = group.generate(second)
         assert group.traffic() == (8, 2, 4)
         # What is trained are the sampled ids after the prompt that was really shown.
-        row = group.experience.rows([replies[0].turn_id])[0]
+        row = _inside(group).experience.rows([replies[0].turn_id])[0]
         assert row.forked and row.prefix == 0 and "gone" in row.prompt_text
         assert group.update("m", _items(replies, "m"), LossSpec(), 0, 1)["turns"] == 4
 
@@ -200,14 +219,14 @@ def test_a_template_that_rewrites_history_is_counted(group_plan: MakePlan, tmp_p
 def test_the_token_trace_holds_what_was_sampled(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan(), tmp_path) as group:
         reply = group.generate(_requests("m"))[4]
-        row = group.experience.rows([reply.turn_id])[0]
+        row = _inside(group).experience.rows([reply.turn_id])[0]
         group.clear_rows()
         found = read_tokens(tmp_path / "tokens/m.sqlite", reply.turn_id)  # while the group still has it open
         assert found is not None
         assert (tuple(found[0]), tuple(found[1])) == (row.prompt_ids, row.reply_ids)
         assert found[2] == pytest.approx(row.logprobs, abs=1e-6)
         with pytest.raises(RunError, match="no tokens are kept"):
-            group.experience.rows([reply.turn_id])
+            _inside(group).experience.rows([reply.turn_id])
 
 
 def test_no_rows_move_nothing(group_plan: MakePlan, tmp_path: Path) -> None:
@@ -241,7 +260,7 @@ def test_adapters_are_independent_bit_for_bit(group_plan: MakePlan, tmp_path: Pa
         for policy in ("m/asker", "m/judge"):
             _one_step(group, policy)
         weights = _weights(group)
-        other = group.policies.learners["m/judge"].optimizer
+        other = _inside(group).policies.learners["m/judge"].optimizer
         assert other is not None
         states = [v.clone() for s in other.state.values() for v in s.values()]
         judged = group.generate(_requests("m/judge", 5))
@@ -265,7 +284,7 @@ def test_adapters_sit_on_the_layers_that_are_named_and_a_misspelt_one_is_refused
     with _group(on("q_proj", "v_proj"), tmp_path / "a") as group:
         layers = {
             name.split(".lora_")[0].rpartition(".")[2]
-            for name in group.policies.learners["m/asker"].parameters
+            for name in _inside(group).policies.learners["m/asker"].parameters
         }
         assert layers == {"q_proj", "v_proj"}
     with pytest.raises(RunError, match=r"(?s)no linear layer is called 'q_prj'; known: down_proj.*'q_proj'"):
@@ -401,16 +420,17 @@ def test_adapters_start_from_a_shared_full_warm_start(group_plan: MakePlan, tmp_
 def test_the_disabled_adapter_is_the_reference_of_a_fresh_one(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan("lora", ("asker",)), tmp_path) as group:
         group.snapshot_reference()
-        assert group.policies.learners["m/asker"].reference is None
+        assert _inside(group).policies.learners["m/asker"].reference is None
         assert _one_step(group, "m/asker", 0, LossSpec(kl_weight=0.5))["kl_ref"] == pytest.approx(
             0.0, abs=1e-2
         )
         before = _weights(group)
         assert _one_step(group, "m/asker", 1, LossSpec(kl_weight=0.5))["kl_ref"] > 1e-6
         group.snapshot_reference()
-        reference = group.policies.learners["m/asker"].reference
+        reference = _inside(group).policies.learners["m/asker"].reference
         assert (
-            reference is not None and reference.keys() == group.policies.learners["m/asker"].parameters.keys()
+            reference is not None
+            and reference.keys() == _inside(group).policies.learners["m/asker"].parameters.keys()
         )
         assert _moved(before, _weights(group))
 
@@ -421,10 +441,10 @@ def test_a_kl_pulls_back_to_the_start(group_plan: MakePlan, tmp_path: Path) -> N
             group.snapshot_reference()
             for step in range(6):
                 _one_step(group, "m", step, LossSpec(kl_weight=weight, kl_estimator="k2"))
-            rows = group.experience.rows([r.turn_id for r in group.generate(_requests("m", 50))])
-            learner = group.policies.learners["m"]
+            rows = _inside(group).experience.rows([r.turn_id for r in group.generate(_requests("m", 50))])
+            learner = _inside(group).policies.learners["m"]
             with learner.as_reference():
-                at_start = group.trainer.logprobs(rows, [0.8] * len(rows))
+                at_start = _inside(group).trainer.logprobs(rows, [0.8] * len(rows))
             return sum(
                 abs(a - b)
                 for row, ref in zip(rows, at_start, strict=True)
@@ -444,7 +464,7 @@ def test_delivery_is_proven_and_a_stale_engine_is_caught(group_plan: MakePlan, t
         assert _one_step(group, "m")["delivery_gap"] < 1e-4
         second = group.prove_delivery("m")
         assert (first.version, second.version) == (0, 1) and first.checksum != second.checksum
-        group.engine.backbone = stranger.backbone
+        _inside(group).engine.backbone = _inside(stranger).backbone
         with pytest.raises(RunError, match="nats off the trainer"):
             group.prove_delivery("m")
         turns = _demonstrations("asker")
@@ -457,7 +477,7 @@ def test_delivery_is_proven_and_a_stale_engine_is_caught(group_plan: MakePlan, t
 def test_weights_that_have_blown_up_are_told_of_and_never_speak(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan(), tmp_path) as group:
         with torch.no_grad():
-            next(iter(group.policies.learners["m"].parameters.values())).fill_(torch.nan)
+            next(iter(_inside(group).policies.learners["m"].parameters.values())).fill_(torch.nan)
         with pytest.raises(RunError, match=r"policy 'm', version 0: non-finite logits; .* blown up"):
             group.prove_delivery("m")
         with pytest.raises(RunError, match=r"non-finite logits for turns .*; its weights have blown up"):
@@ -475,7 +495,7 @@ def test_a_reset_optimizer_forgets_its_moments(group_plan: MakePlan, tmp_path: P
 
 
 def _optimizer_steps(group: ModelGroup) -> set[int]:
-    made = group.policies.learners["m"].optimizer
+    made = _inside(group).policies.learners["m"].optimizer
     return set() if made is None else {int(state["step"]) for state in made.state.values()}
 
 
@@ -484,7 +504,7 @@ def test_settings_of_a_policy_reach_its_optimizer(group_plan: MakePlan, tmp_path
     spec = Optimizer(lr=3e-4, betas=(0.5, 0.6), weight_decay=0.2, eps=1e-7)
     with _group(group_plan(optimizer=spec), tmp_path) as group:
         assert _one_step(group, "m")["lr"] == 3e-4
-        made = group.policies.learners["m"].optimizer
+        made = _inside(group).policies.learners["m"].optimizer
         assert made is not None
         settings = made.param_groups[0]
         assert (settings["betas"], settings["weight_decay"], settings["eps"]) == ((0.5, 0.6), 0.2, 1e-7)
@@ -492,7 +512,7 @@ def test_settings_of_a_policy_reach_its_optimizer(group_plan: MakePlan, tmp_path
 
 def test_a_trace_that_cannot_be_written_stops_the_run(group_plan: MakePlan, tmp_path: Path) -> None:
     with _group(group_plan(), tmp_path) as group:
-        group.trace._db.execute("PRAGMA query_only=ON")
+        _store(group).trace._db.execute("PRAGMA query_only=ON")
         with pytest.raises(RunError, match=r"can't write .*m\.sqlite"):
             group.generate(_requests("m"))
 

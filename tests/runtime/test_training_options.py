@@ -18,8 +18,11 @@ from masflow.models import saving
 from masflow.models.experience import read_tokens
 from masflow.runtime import checkpoints
 from masflow.runtime.controller import train
+from masflow.runtime.local import LocalActor
+from masflow.runtime.model_group import ModelGroup
 from masflow.runtime.rundir import Interrupted, StopFlag, read_metrics
 from masflow.runtime.team import Team
+from masflow.runtime.worker import Worker
 
 Toy = Callable[..., Path]
 SHARED = "mapping: {models: {policy: {roles: rest}}}"
@@ -30,6 +33,12 @@ WARM_START = "warm_start: {data: demos.jsonl, steps: 4, batch: 4, optimizer: {lr
 
 def steps(out: Path) -> list[dict[str, Any]]:
     return [record for record in read_metrics(out / "metrics.jsonl") if record["kind"] == "train"]
+
+
+def _worker(group: ModelGroup) -> Worker:
+    [actor] = group.learners
+    assert isinstance(actor, LocalActor)
+    return actor.instance
 
 
 def policies(out: Path, key: str) -> list[dict[str, float]]:
@@ -220,7 +229,9 @@ def test_a_frozen_model_stands_still_bit_for_bit_through_a_whole_run(
     close = Team.close
 
     def look_and_close(team: Team) -> None:
-        models = {name: dict(group.base.model.named_parameters()) for name, group in team.groups.items()}
+        models = {
+            name: dict(_worker(group).base.model.named_parameters()) for name, group in team.groups.items()
+        }
         sums.append({name: saving.checksum(weights) for name, weights in models.items()})
         close(team)
 

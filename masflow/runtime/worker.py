@@ -1,0 +1,311 @@
+"""One process of a physical model: it speaks, or learns, or both with the same weights.
+
+Text, ids and scalars come in and go out; rows go to the model's store and come from it. Knows no Ray: whoever
+makes it hands it the store as an actor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from masflow.compiler.plan import ModelIR, Plan
+from masflow.errors import RunError
+from masflow.models import saving
+from masflow.models.backbone import Backbone
+from masflow.models.bases import load_base
+from masflow.models.engine import Reply, Request
+from masflow.models.experience import Experience, Row
+from masflow.models.policies import Policies
+from masflow.models.publishing import Payload, Probe
+from masflow.models.tokens import ChatTokens
+from masflow.models.trainer import Trainer, TrainItem
+from masflow.models.transformers_engine import TransformersEngine, not_finite
+from masflow.rl.losses import LossSpec
+from masflow.runtime.backend import Actor
+from masflow.spec.mapping import Optimizer
+from masflow.trace import Message, Turn
+
+__all__ = ["Answer", "Delivery", "Part", "Worker"]
+
+_PROBE = (Message("user", "what is the capital of france"),)
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""Nats between engine and trainer on the probe; half precision: 0.1."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which of a model's processes a worker is. Made by the model group."""
+
+    name: str
+    speaks: bool = True
+    learns: bool = True
+    rank: int = 0
+    """Among the processes that learn."""
+    world: int = 1
+    strategy: str = "ddp"
+    threads: int | None = None
+    timeout_s: float = 3600.0
+    """Of a call to the store."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says to a batch of requests. Made by it; eaten by the model group."""
+
+    replies: list[Reply]
+    num_drawn: int
+    """Replies that were decoded; a prompt that is too long has none."""
+    num_batches: int
+    """Decoding batches."""
+    num_forked: int
+    """Rows that forked because the chat template rewrote their history."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Proof that a worker speaks with the trainer's weights. Made after a publication; eaten by metrics."""
+
+    policy: str
+    version: int
+    checksum: str
+    """Of the policy's weights, where they speak."""
+    logprob_gap: float
+    """Largest difference between the engine's and the trainer's log-probs on the probe prompt, nats."""
+
+
+class Worker:
+    """A model in this process, with an engine, a trainer, or both."""
+
+    def __init__(self, model: ModelIR, plan: Plan, run_dir: Path, store: Actor, part: Part):
+        """Load or make the base, attach adapters, and load what `init` of a policy names: a checkpoint's
+        folder.
+
+        Raises:
+            RunError: the base or a policy's `init` can't be loaded.
+        """
+        if part.threads is not None:
+            torch.set_num_threads(part.threads)
+        self.model, self.part, self.store = model, part, store
+        self.base = load_base(model, run_dir, plan.train.seed)
+        self.backbone = Backbone(self.base.model)
+        self.policies = Policies(model, self.base, plan.train.seed)
+        self.tokens = ChatTokens(self.base.tokenizer, self.base.stop_ids)
+        self.experience = Experience()
+        """Rows that this process has at hand; all are in the store."""
+        self.trainer = Trainer(self.backbone, run_dir / "nonfinite")
+        self.engine = TransformersEngine(
+            self.backbone,
+            self.tokens,
+            self.experience,
+            context=self.base.context,
+            max_batch_tokens=(model.place.rollout.engine or plan.runtime.engine).max_batch_tokens,
+            switch=self.policies.switch,
+        )
+        for policy in model.policies:
+            if policy.init is not None:
+                self.policies.start_from(policy.name, Path(policy.init) / "models")
+
+    def ready(self) -> None:
+        """Answers once the model is loaded."""
+
+    # -- speaking ---------------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[Request]) -> Answer:
+        """One reply a request, in order; their rows are in the store when this returns."""
+        absent = [r.parent for r in requests if r.parent and self.experience.get(r.parent) is None]
+        if absent:
+            self.experience.add(self._ask_store("known", list(dict.fromkeys(absent))))
+        engine = self.engine
+        before = engine.num_replies, engine.num_batches
+        replies = engine.generate(requests)
+        rows = [row for r in replies if (row := self.experience.get(r.turn_id)) is not None]
+        self._ask_store("add", rows)
+        drawn, batches = engine.num_replies - before[0], engine.num_batches - before[1]
+        return Answer(replies, drawn, batches, sum(row.forked for row in rows))
+
+    def add_rows(self, turns: Sequence[Turn]) -> None:
+        """Tokenise demonstrated turns by the code path of `generate`; parents before their continuations.
+
+        Raises:
+            RunError: a demonstration doesn't fit the context.
+        """
+        rows: list[Row] = []
+        for turn in turns:
+            prompt = self.tokens.prompt(turn.messages, self.experience.get(turn.parent))
+            reply = self.tokens.reply(turn.text)
+            if len(prompt.ids) + len(reply) > self.base.context:
+                size = f"{len(prompt.ids) + len(reply)} tokens; the context is {self.base.context}"
+                raise RunError(
+                    f"a demonstration of '{turn.node}' has {size}", "shorten it, or raise the context"
+                )
+            policy = self.policies.of_member.get(turn.member, turn.policy)
+            fields = {"parent": turn.parent, "prefix": prompt.prefix, "forked": prompt.forked}
+            row = Row(turn.id, policy, prompt.ids, reply, (), -1, prompt.text, turn.text, **fields)
+            self.experience.add([row])
+            rows.append(row)
+        self._ask_store("teach", rows)
+
+    def _ask_store(self, method: str, *args: Any) -> Any:
+        return self.store.call(method, *args).get(self.part.timeout_s)
+
+    def _rows(self, turn_ids: Sequence[str]) -> list[Row]:
+        """Rows at hand, and from the store what isn't. Raises RunError for a turn that it doesn't know."""
+        absent = [t for t in dict.fromkeys(turn_ids) if self.experience.get(t) is None]
+        if absent:
+            self.experience.add(self._ask_store("rows", absent))
+        return self.experience.rows(turn_ids)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def supervise(
+        self, policy: str, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
+    ) -> dict[str, float]:
+        """One optimizer step on the mean over these turns' reply tokens; `ModelGroup.supervise`."""
+        with self.policies.learning(policy) as learner:
+            metrics = self.trainer.supervise(learner, self._rows(turn_ids), optimizer, step, num_steps)
+        self.policies.versions[policy] += 1
+        return metrics
+
+    def supervise_base(
+        self, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
+    ) -> dict[str, float]:
+        """One step of the whole backbone, adapters off: the shared start of adapters on a made base.
+
+        Adapters are fresh meanwhile (their product is 0), so every policy speaks as the backbone does.
+        """
+        with self.policies.learning_backbone() as learner:
+            return self.trainer.supervise(learner, self._rows(turn_ids), optimizer, step, num_steps)
+
+    def update(
+        self, policy: str, items: Sequence[TrainItem], loss: LossSpec, step: int, num_steps: int
+    ) -> dict[str, float]:
+        """`updates_per_step` optimizer steps of a policy, one a mini-batch; `ModelGroup.update`."""
+        rows = self._rows([item.turn_id for item in items])
+        _check_rows(policy, rows)
+        staleness = max(self.policies.versions.get(policy, 0) - row.version for row in rows)
+        with self.policies.learning(policy) as learner:
+            spec, off = self.policies.by_name[policy].optimizer, self.policies.without_adapter
+            metrics = self.trainer.update(learner, items, rows, loss, spec, step, num_steps, off)
+        self.policies.versions[policy] += 1
+        return metrics | {"staleness": float(staleness)}
+
+    # -- publishing -------------------------------------------------------------------------------
+
+    def prove(self, policy: str) -> Delivery:
+        """With engine and trainer in this process: that they agree on a probe prompt.
+
+        Raises:
+            RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
+        """
+        version = self.policies.switch(policy)
+        return self._delivery(policy, version, self.engine.probe_gap(self._probe_ids(), self.trainer))
+
+    def payload(self, policy: str, whole: bool = False) -> Payload:
+        """A policy's weights for the workers that speak, with a probe; `whole`: for one that has only the
+        base."""
+        version = self.policies.switch(policy)
+        ids = self._probe_ids()
+        row = Row("probe", "", ids[:-2], ids[-2:], (), version, "", "")
+        logprobs = tuple(self.trainer.logprobs([row], [1.0])[0])
+        if not all(map(math.isfinite, logprobs)):
+            raise not_finite(policy, version)
+        return self.policies.payload(policy, Probe(ids[:-2], ids[-2:], logprobs), whole=whole)
+
+    def receive(self, payload: Payload) -> Delivery:
+        """Take a published policy, and prove that it speaks here.
+
+        Raises:
+            RunError: what speaks here isn't what the trainer published; names the policy and this worker.
+        """
+        self.take(payload)
+        version = self.policies.switch(payload.policy)
+        found = saving.checksum(self.policies.learners[payload.policy].parameters)
+        if (version, found) != (payload.version, payload.checksum):
+            wanted = f"version {payload.version} with checksum {payload.checksum}"
+            raise _undelivered(self.part.name, payload.policy, f"{wanted} was sent, {version} {found} speaks")
+        assert payload.probe is not None
+        logprobs = self.engine.probe(payload.policy, payload.probe.prompt_ids, payload.probe.reply_ids)
+        return self._delivery(payload.policy, version, payload.probe.gap(logprobs))
+
+    def take(self, payload: Payload) -> None:
+        """Let a published policy's weights be those that speak here."""
+        self.policies.receive(payload)
+
+    def _probe_ids(self) -> tuple[int, ...]:
+        return self.tokens.prompt(_PROBE).ids[: self.base.context - 2]
+
+    def _delivery(self, policy: str, version: int, gap: float) -> Delivery:
+        if math.isnan(gap):
+            raise not_finite(policy, version)
+        if not gap <= _TOLERANCE.get(self.base.model.dtype, 0.1):
+            what = f"version {version}: the engine is {gap:.2g} nats off the trainer"
+            raise _undelivered(self.part.name, policy, what)
+        return Delivery(policy, version, saving.checksum(self.policies.learners[policy].parameters), gap)
+
+    # -- state ------------------------------------------------------------------------------------
+
+    def versions(self) -> dict[str, int]:
+        """Publications of each policy so far."""
+        return dict(self.policies.versions)
+
+    def clear_rows(self) -> None:
+        """Forget the rows at hand."""
+        self.experience.clear()
+
+    def reset_optimizers(self) -> None:
+        """Begin afresh: moments and step counts go, weights stay."""
+        self.policies.reset_optimizers()
+
+    def snapshot_reference(self) -> None:
+        """Keep today's weights as what a KL penalty compares with."""
+        self.policies.snapshot_reference()
+
+    def save(self, folder: Path) -> None:
+        """Write policies, optimizers, versions and random state; `load` gives back exactly them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.policies.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Raises RunError where `folder` belongs to other policies or weights."""
+        self.policies.load(folder)
+        if not self.part.learns:
+            self.policies.reset_optimizers()
+
+    def describe(self) -> dict[str, Any]:
+        """Parameters, bytes, device, context: for progress and `explain`."""
+        everything = list(self.base.model.parameters())
+        sizes = {
+            name: sum(p.numel() for p in learner.parameters.values())
+            for name, learner in self.policies.learners.items()
+            if self.policies.by_name[name].train
+        }
+        return {
+            "parameters": sum(p.numel() for p in everything),
+            "trainable": sizes,
+            "bytes": sum(p.numel() * p.element_size() for p in everything),
+            "device": str(self.backbone.device),
+            "dtype": str(self.base.model.dtype).removeprefix("torch."),
+            "context": self.base.context,
+            "vocabulary": len(self.base.tokenizer),
+        }
+
+
+def _undelivered(worker: str, policy: str, what: str) -> RunError:
+    return RunError(
+        f"policy '{policy}' was not delivered to '{worker}': {what}",
+        "look at that worker's machine, then go on with --resume",
+    )
+
+
+def _check_rows(policy: str, rows: Sequence[Row]) -> None:
+    for row in rows:
+        if row.policy != policy:
+            raise RunError(f"turn {row.turn_id} was sampled by policy '{row.policy}', not '{policy}'")
+        if not row.logprobs:
+            raise RunError(f"turn {row.turn_id} is a demonstration; it has no log-probs to take a ratio with")
