@@ -95,7 +95,7 @@ class Worker:
         self.base = load_base(model, run_dir, plan.train.seed)
         self.backbone = Backbone(self.base.model)
         self.policies = Policies(model, self.base, plan.train.seed)
-        self.tokens = ChatTokens(self.base.tokenizer, self.base.stop_ids)
+        self.tokens = ChatTokens.of(model, self.base.tokenizer, self.base.stop_ids)
         self.experience = Experience()
         """Rows that this process has at hand; all are in the store."""
         self.trainer = Trainer(self.backbone, run_dir / "nonfinite")
