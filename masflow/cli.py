@@ -278,6 +278,26 @@ def run(
 
 
 @app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A run, RUN@step, RUN@best, or a checkpoint's folder.")],
+    to: Annotated[Path, typer.Option("--to", help="A new or empty folder.")],
+    role: Annotated[str | None, typer.Option("--role", help="Only the policy that plays this role.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Only this model of the mapping.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Full models instead of adapters.")] = False,
+    json_: Json = False,
+) -> None:
+    """Write trained policies as Hugging Face folders: full models, or PEFT adapters with what they need."""
+    from masflow.runtime.exporting import export as exported
+    from masflow.runtime.exporting import export_text
+
+    found = exported(run, to, role=role, model=model, merge=merge)
+    if json_:
+        print_json(found)
+    else:
+        print(export_text(found))
+
+
+@app.command()
 def ls(
     json_: Json = False,
     schema: Annotated[

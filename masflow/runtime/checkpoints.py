@@ -189,8 +189,15 @@ def prune(root: Path, keep: int, best: int | None, first: int = 0) -> None:
             shutil.rmtree(path)
 
 
+def best_step(state: RunState) -> int | None:
+    """The step with the best held-out headline, the earliest of equals."""
+    scores = {int(at): found["metrics"].get(found["headline"]) for at, found in state.evals.items()}
+    known = {at: value for at, value in scores.items() if value is not None}
+    return max(sorted(known), key=lambda at: known[at]) if known else None
+
+
 def find(reference: str, roots: tuple[Path, ...]) -> Path:
-    """The checkpoint that `RUN` (its last), `RUN@step`, or a checkpoint's own folder names.
+    """The checkpoint that `RUN` (its last), `RUN@step`, `RUN@best`, or a checkpoint's own folder names.
 
     Raises:
         RunError: nothing there, with what is.
@@ -210,11 +217,16 @@ def find(reference: str, roots: tuple[Path, ...]) -> Path:
     if (folder / "state.json").is_file():
         return folder
     root = folder / "checkpoints"
-    if not step:
-        found = latest(root)
-        if found is None:
-            raise RunError(f"{folder} holds no checkpoint", "let the run reach one, or name another run")
-        return found
+    last = latest(root)
+    if last is None:
+        raise RunError(f"{folder} holds no checkpoint", "let the run reach one, or name another run")
+    if step in ("", "last"):
+        return last
+    if step == "best":
+        best = best_step(read_state(last))
+        if best is None:
+            raise RunError(f"{folder} has no held-out score yet, so no best step", "name a step, or 'last'")
+        step = str(best)
     place = root / f"step_{int(step):06d}" if step.isdigit() else root / step
     if not (place / "state.json").is_file():
         known = ", ".join(p.name for p in listed(root)) or "none"
