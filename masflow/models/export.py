@@ -22,6 +22,7 @@ from masflow.errors import RunError, boundary
 from masflow.models import saving
 from masflow.models.bases import load_base
 from masflow.models.policies import BACKBONE, KEPT, Policies
+from masflow.models.tokens import ChatTokens
 
 __all__ = ["Source", "plain_template", "write_adapter", "write_backbone", "write_full", "write_merged"]
 
@@ -152,12 +153,13 @@ def _write_model(opened: Policies, dtype: torch.dtype | None, folder: Path) -> N
 
 def _tokenizer(opened: Policies) -> Any:
     """The tokenizer with the chat template that the policy was trained with."""
-    tokenizer, chat = opened.base.tokenizer, opened.model.chat
-    if chat.template is not None:
-        tokenizer.chat_template = Path(chat.template).read_text(encoding="utf-8")
+    tokenizer, model = opened.base.tokenizer, opened.model
+    tokens = ChatTokens.of(model, tokenizer, opened.base.stop_ids)
+    if model.chat.template is not None:
+        tokenizer.chat_template = model.chat.template
     elif tokenizer.chat_template is None:
-        end = opened.base.stop_ids[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-        tokenizer.chat_template = plain_template(tokenizer.decode([end], skip_special_tokens=False))
+        end = tokenizer.decode([tokens.end_id], skip_special_tokens=False)
+        tokenizer.chat_template = plain_template(end)
     return tokenizer
 
 

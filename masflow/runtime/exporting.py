@@ -23,6 +23,7 @@ from masflow.models import export as folders
 from masflow.models import saving
 from masflow.runtime import checkpoints
 from masflow.runtime.checkpoints import RunState
+from masflow.spec.mapping import Chat
 
 __all__ = ["export", "export_text"]
 
@@ -232,11 +233,19 @@ def card(part: Part, parts: list[Part], facts: dict[str, Any], plan: Plan, state
         "run": f"{facts['run']}, step {facts['step']}",
         "plan": facts["digest"],
         "temperature in training": str(plan.algorithm.temperature),
+        **_chat(part.model.chat),
         **_scores(state),
     }
     lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), ""]
     lines += ["```python", *_loading(part, _shown_base(part, parts)), "```", ""]
     return "\n".join([*lines, *_prompts(part, plan)])
+
+
+def _chat(chat: Chat) -> dict[str, str]:
+    """Variables of the chat template in training: a template can't hold them."""
+    given = {} if chat.thinking is None else {"enable_thinking": chat.thinking}
+    given |= chat.options
+    return {"variables of the chat template": json.dumps(given)} if given else {}
 
 
 def _scores(state: RunState) -> dict[str, str]:
