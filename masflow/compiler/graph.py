@@ -109,6 +109,15 @@ class FunctionIR:
 
 
 @dataclass(frozen=True)
+class ProgramIR:
+    """The async function that plays a workflow instead of edges; the graph's nodes are what it may call."""
+
+    function: FunctionIR
+    timeout_s: float = 30.0
+    """Of the function's own code between two awaits."""
+
+
+@dataclass(frozen=True)
 class ToolIR:
     name: str
     function: FunctionIR
@@ -198,6 +207,7 @@ class Graph:
     limits: LimitsIR = LimitsIR()
     outcomes: dict[str, str] = field(default_factory=dict)
     """Training policy of each outcome: `train`, `mask` or `drop_episode`; complete."""
+    program: ProgramIR | None = None
     functions: tuple[FunctionIR, ...] = ()
     """The functions of `call` nodes and of people's stand-ins, once each."""
     summary: str = ""

@@ -155,6 +155,36 @@ class Board:
         for write in [w for branch in taken for w in branch.writes]:
             self.write(write, fields, load)
 
+    def absorb(self, base: Board, branch: Board, is_before: Callable[[str, str], bool]) -> None:
+        """Take in what a branch did since `base`, the board that it was forked from, while this one went on.
+
+        Args:
+            is_before: whether one turn lies before another in happened-before order.
+        """
+        for name in _MAPPINGS:
+            _overlay(self, name, getattr(base, name), getattr(branch, name))
+        self.tool_log += branch.tool_log[len(base.tool_log) :]
+        self.turns += branch.turns - base.turns
+        self.tokens += branch.tokens - base.tokens
+        self.made += branch.made
+        self.clock = both(self.clock, branch.clock, is_before)
+
+
+def both(mine: Clock, theirs: Clock, is_before: Callable[[str, str], bool]) -> Clock:
+    """The place after two others, whichever of them knew of the other."""
+    if mine == theirs:
+        return mine
+    last = list(dict.fromkeys((*mine.last, *theirs.last)))
+    last = [turn for turn in last if not any(is_before(turn, other) for other in last if other != turn)]
+    latest = max(mine.superstep, theirs.superstep)
+    return Clock(
+        latest,
+        tuple(last),
+        tuple(dict.fromkeys((*mine.hidden, *theirs.hidden))),
+        max(mine.epoch, theirs.epoch),
+        max(clock.effects for clock in (mine, theirs) if clock.superstep == latest),
+    )
+
 
 _MAPPINGS = ("values", "ok", "raw", "history", "visits", "skips", "conversations")
 _COUNTS = ("visits", "skips")

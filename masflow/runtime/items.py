@@ -12,7 +12,10 @@ from masflow.runtime.effects import run_call, run_human, run_tool
 from masflow.runtime.live import CHANCE, Item, Live, Play, Templates, Visit
 from masflow.runtime.turns import run_role
 from masflow.spec.types import mismatch
-from masflow.trace import Moment
+from masflow.trace import Moment, Path
+
+NULL_ENDS = ("malformed", "truncated", "limit", "prompt_too_long")
+"""Ends of an inner episode that leave who started it without a value; other ends are the whole episode's."""
 
 
 def expand(
@@ -141,22 +144,16 @@ def _human(live: Live, play: Play, visit: Visit, item: Item) -> None:
 
 
 def _workflow(live: Live, play: Play, visit: Visit, item: Item) -> None:
-    from masflow.runtime.walk import run_thread
+    from masflow.runtime.walk import run_play
 
     if item.sub is None:
         item.sub = _begin(live, play, visit, item)
     sub = item.sub
-    run_thread(live, sub, sub.thread)
+    run_play(live, sub)
     if not sub.thread.done:
         return
-    theirs, mine = sub.thread.board, item.board
-    mine.tokens += theirs.tokens
-    mine.made += theirs.made
-    mine.clock = theirs.clock
     item.path = play.path(visit.node.name, visit.number, item)
-    if sub.records:  # its rewards see the names that it ended with
-        names = sub.names(theirs, full=True)
-        live.moments.append(Moment(sub.qualified(END), sub.path(END, 1), theirs.clock.superstep, names))
+    _close_sub(live, item.board, sub)
     stop = sub.thread.stop
     if stop is None:
         item.value = output_of(live, sub)
@@ -173,21 +170,66 @@ def _begin(live: Live, play: Play, visit: Visit, item: Item) -> Play:
     templates = item_templates(live, play, visit, item, "args", full=True)
     args, params = templates.value("args", node.args), templates.value("params", node.params)
     path = play.path(node.name, visit.number, item)
-    left = None if play.token_limit is None else max(play.token_limit - item.board.tokens, 0)
+    return begin_sub(live, play, item.board, node, path, args, params, f"{templates.where}.")
+
+
+def begin_sub(
+    live: Live,
+    play: Play,
+    board: Board,
+    node: Node,
+    path: Path,
+    args: dict[str, Any],
+    params: dict[str, Any] | None = None,
+    where: str = "",
+) -> Play:
+    """An episode of a node's workflow inside this one. Raises EpisodeError: the arguments don't fit."""
+    assert node.workflow is not None
+    left = None if play.token_limit is None else max(play.token_limit - board.tokens, 0)
     sub = live.play_of(
-        node.workflow, args, params, path, play.qualified(node.name), item.board.clock, left,
-        play.records and node.keep_rewards,
+        node.workflow, args, node.params if params is None else params, path, play.qualified(node.name),
+        board.clock, left, play.records and node.keep_rewards,
     )  # fmt: skip
     for f in sub.info.graph.task:
         problem = mismatch(sub.task.get(f.name), f.type, f"args.{f.name}")
         if problem:
-            raise EpisodeError("tool_error", f"{templates.where}.{problem}")
+            raise EpisodeError("tool_error", f"{where}{problem}")
     return sub
+
+
+def end_sub(live: Live, board: Board, sub: Play) -> Any:
+    """The output of an inner episode that a function or a role has started; None where it ended without.
+
+    Raises EpisodeError: it ended in a way that ends this episode too.
+    """
+    _close_sub(live, board, sub)
+    stop = sub.thread.stop
+    if stop is None:
+        return output_of(live, sub)
+    if stop[0] in NULL_ENDS:
+        return None
+    raise EpisodeError(*stop)
+
+
+def _close_sub(live: Live, mine: Board, sub: Play) -> None:
+    """Take over where an inner episode has come to; its rewards see the names that it ended with."""
+    theirs = sub.thread.board
+    mine.tokens += theirs.tokens
+    mine.made += theirs.made
+    mine.clock = theirs.clock
+    if sub.records:
+        names = sub.names(theirs, full=True)
+        live.moments.append(Moment(sub.qualified(END), sub.path(END, 1), theirs.clock.superstep, names))
 
 
 def output_of(live: Live, play: Play) -> dict[str, Any]:
     """The play's `output`, from what its board holds now. Raises EpisodeError."""
     names = play.names(play.thread.board, full=True)
+    if play.info.graph.program is not None:
+        result = play.program.result if play.program is not None else None
+        if not play.info.graph.output:
+            return result if isinstance(result, dict) else {} if result is None else {"result": result}
+        names["result"] = result
     key = live.state.keys[play.thread.board.clock.epoch]
     rng = (
         random.Random(f"{key.seed(play.prefix)} output")

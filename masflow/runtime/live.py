@@ -22,6 +22,7 @@ from masflow.runtime.board import Board, Clock
 from masflow.trace import Message, Moment, Path, Step, Turn
 
 if TYPE_CHECKING:
+    from masflow.runtime.program import Program
     from masflow.runtime.react import ToolCall
     from masflow.runtime.state import EpisodeState
     from masflow.tools import ToolBox
@@ -39,6 +40,8 @@ class GraphInfo:
         self.nodes = {node.name: node for node in graph.nodes}
         self.roles = {role.name: role for role in graph.roles}
         self.tools = {tool.name: tool for tool in graph.tools}
+        self.agents = {node.name: node for node in graph.nodes if graph.program and node.kind == "workflow"}
+        """Workflows that a function runs and that its roles may call like tools."""
         self.fields = {f.name: f for f in graph.state}
         self.hidden = frozenset(f.name for f in graph.task if f.hidden)
         self.sampling: dict[str, SamplingParams] = {}
@@ -99,6 +102,8 @@ class Item:
     """A tool call whose result is to come."""
     choices: list[Any] | None = None
     """Words of a `choice` that come from an expression."""
+    thread: str | None = None
+    """Which conversation of its role a function's call speaks in; None: its item's."""
 
 
 @dataclass
@@ -142,6 +147,8 @@ class Play:
     token_limit: int | None
     records: bool
     """Rewards of this graph count, so that moments are kept."""
+    program: Program | None = None
+    """Of a workflow that is a function: its coroutines and calls."""
     static: dict[str, Any] = field(default_factory=dict)
     visible: dict[str, Any] = field(default_factory=dict)
     """As `static`, without hidden task fields."""

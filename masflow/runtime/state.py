@@ -30,6 +30,8 @@ class EpisodeState:
     """By path; a reply that isn't needed yet is replayed when its turn comes."""
     effects: dict[str, Effect] = field(default_factory=dict)
     """By kind and path."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """What each call of a workflow's function was asked, by path: a replay has to ask the same."""
     pending: dict[str, str] = field(default_factory=dict)
     """Requests handed out by this object and not answered yet: turn id → path."""
     script: Any = field(default=None, repr=False)
@@ -51,7 +53,13 @@ class EpisodeState:
     def copy(self) -> EpisodeState:
         """An independent state at the same point; requests already handed out count for it too."""
         return EpisodeState(
-            self.keys, self.task, self.forks, dict(self.replies), dict(self.effects), dict(self.pending)
+            self.keys,
+            self.task,
+            self.forks,
+            dict(self.replies),
+            dict(self.effects),
+            dict(self.prompts),
+            dict(self.pending),
         )
 
     def to_json(self) -> str:
@@ -65,6 +73,7 @@ class EpisodeState:
                 "effects": {
                     path: {**asdict(e), "path": path_json(e.path)} for path, e in sorted(self.effects.items())
                 },
+                "prompts": self.prompts,
             }
         )
 
@@ -81,6 +90,7 @@ class EpisodeState:
                 path: Effect(**{**effect, "path": path_from_json(effect["path"])})
                 for path, effect in data["effects"].items()
             },
+            prompts=dict(data.get("prompts", {})),
         )
 
 

@@ -20,6 +20,16 @@ MAX_SKIPS = 1000
 """Times that `when` may skip one node, so that a loop of skipped nodes ends."""
 
 
+def run_play(live: Live, play: Play) -> None:
+    """Go on with a graph, or with the function that plays a workflow, until it is done or waits."""
+    if play.info.graph.program is None:
+        run_thread(live, play, play.thread)
+        return
+    from masflow.runtime.program import run_program
+
+    run_program(live, play)
+
+
 def run_thread(live: Live, play: Play, thread: Thread) -> None:
     """Go on until the thread is done or every live branch waits."""
     try:
