@@ -28,6 +28,9 @@ class PolicyIR:
     train: bool
     optimizer: Optimizer
     init: str | None = None
+    """The folder of the checkpoint that its weights come from; not in the digest."""
+    init_hash: str = ""
+    """Of the weights there."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ class Plan:
     algorithm: Algorithm = field(default_factory=Algorithm)
     warm_start: WarmStart | None = None
     init: str | None = None
+    """As a policy's, for those that have none of their own."""
+    init_hash: str = ""
     train: Train = field(default_factory=Train)
     eval: Eval = field(default_factory=Eval)
     runtime: Runtime = field(default_factory=Runtime)
@@ -145,3 +150,7 @@ class Plan:
     @property
     def policies(self) -> tuple[PolicyIR, ...]:
         return tuple(p for m in self.models for p in m.policies)
+
+    def dialect_of(self, policy: str) -> str:
+        """How the model of a policy calls tools (`ModelIR.dialect`)."""
+        return next((m.dialect for m in self.models if any(p.name == policy for p in m.policies)), "text")

@@ -5,10 +5,13 @@ Shapes: B rows, T tokens, L tokens in the cache, D hidden, V vocabulary. Knows n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from masflow.errors import RunError
 
@@ -18,9 +21,16 @@ __all__ = ["Backbone"]
 class Backbone:
     """A Hugging Face causal model, split into the stack that makes hidden states and the head on top."""
 
-    def __init__(self, model: Any):
-        """Raises RunError for an architecture that ignores attention masks or positions."""
+    def __init__(self, model: Any, recompute: bool = False):
+        """
+        Args:
+            recompute: where gradients are taken, activations are computed again in the backward pass instead
+                of being kept (gradient checkpointing; Chen et al., arXiv 1604.06174): the same gradients.
+        Raises:
+            RunError: an architecture that ignores attention masks or positions, or can't recompute.
+        """
         self.model = model.eval()
+        self._recomputed = _recomputing_layers(model) if recompute else []
         self.head: nn.Module = model.get_output_embeddings()
         self.cap, self.scale = _logit_transform(model.config)
         self._is_split = self._head_agrees()
@@ -62,9 +72,23 @@ class Backbone:
             arguments["position_ids"] = positions_BT
         if cache is not None:
             arguments["cache"] = cache
-        if not self._is_split:
-            return self.model(**arguments).logits
-        return self.model.base_model(**arguments).last_hidden_state
+        with self._recomputing(cache is None):
+            if not self._is_split:
+                return self.model(**arguments).logits
+            return self.model.base_model(**arguments).last_hidden_state
+
+    @contextmanager
+    def _recomputing(self, whole: bool) -> Iterator[None]:
+        """Layers keep their inputs alone inside the block, where gradients are taken of a whole sequence. A
+        layer looks at its own `training` flag for that; those inside it, and so dropout, stay off."""
+        is_on = whole and torch.is_grad_enabled()
+        for layer in self._recomputed if is_on else ():
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._recomputed:
+                layer.training = False
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """float32 (or float64) logits (N, V) of hidden states (N, D)."""
@@ -106,6 +130,19 @@ class Backbone:
             hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             parts = self._transform(self.head(hidden))
         return parts.shape == whole.shape and bool(torch.allclose(parts, _widen(whole), rtol=1e-3, atol=1e-3))
+
+
+def _recomputing_layers(model: Any) -> list[nn.Module]:
+    """Switch gradient checkpointing on; the layers that do it."""
+    if not model.supports_gradient_checkpointing:
+        raise RunError(
+            f"models of type '{model.config.model_type}' can't recompute their activations",
+            "remove 'gradient_checkpointing'",
+        )
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.disable_input_require_grads()  # what the reentrant way needs
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""How model families write a tool call: read from a reply, and written for a demonstration.
+"""How model families write thoughts and tool calls: read from a reply, and written for a demonstration.
 
 `text` is masflow's own form, which the system message explains; the others are what chat templates teach
 their models. One call a turn. Knows no tools: whether name and arguments fit is the player's question.
@@ -14,19 +14,46 @@ from typing import Any, NamedTuple
 
 from masflow.errors import RunError
 
-__all__ = ["CLOSING", "DIALECTS", "OPENING", "Dialect", "Read", "dialect_named"]
+__all__ = ["CLOSING", "DIALECTS", "OPENING", "THOUGHT", "Dialect", "Read", "Thought"]
+__all__ += ["dialect_named", "thought_of"]
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
+THOUGHT = ("<think>", "</think>")
 _PYTHON_TAG = "<|python_tag|>"
 _TOOL_CALLS = "[TOOL_CALLS]"
 _SHAPE = 'a tool call is {"name": …, "arguments": {…}}'
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A reply in two parts; `is_open`: the thinking is never closed, and there is no answer."""
+
+    before: str
+    """The thinking with its tags, and the blank space behind it."""
+    answer: str
+    is_open: bool = False
+
+
+def thought_of(text: str) -> Thought:
+    """Part a reply at the end of its thinking.
+
+    It begins with `<think>`, or in the middle of a thought where the prompt opened it: then only the closing
+    tag is there.
+    """
+    inside, closing, answer = text.partition(THOUGHT[1])
+    if closing:
+        start = inside + closing
+        blank = len(answer) - len(answer.lstrip())
+        return Thought(start + answer[:blank], answer[blank:])
+    is_open = text.lstrip().startswith(THOUGHT[0])
+    return Thought(text, "", True) if is_open else Thought("", text)
 
 
 class Read(NamedTuple):
     """A reply with a tool call in it; `reason` says why there is no call after all."""
 
     before: str = ""
-    """What was said before the call."""
+    """What was thought and said before the call."""
     name: str = ""
     arguments: Any = None
     reason: str = ""
@@ -37,15 +64,23 @@ class Dialect:
     """One form of a tool call. `marks` are special tokens that belong to a reply's text."""
 
     name: str
-    has: Callable[[str], bool]
-    """Whether a reply means to call a tool."""
-    read: Callable[[str, Sequence[str]], Read]
-    """(reply, stop strings) → the call; a closing mark among the stop strings counts as written."""
+    in_answer: Callable[[str], bool]
+    read_answer: Callable[[str, Sequence[str]], Read]
     write: Callable[[str, str, dict[str, Any]], str]
     """(words before, tool, arguments) → the reply as the family writes it."""
     marks: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     """Tokens that end a reply with a call, beside the end of a turn."""
+
+    def has(self, text: str) -> bool:
+        """Whether a reply means to call a tool. What it says while it thinks is no call."""
+        return self.in_answer(thought_of(text).answer)
+
+    def read(self, text: str, stop: Sequence[str] = ()) -> Read:
+        """The call of a reply that has one; a closing mark among the stop strings counts as written."""
+        thought = thought_of(text)
+        found = self.read_answer(thought.answer, stop)
+        return found._replace(before=thought.before + found.before)
 
 
 def _load(text: str) -> tuple[Any, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from masflow.compiler.plan import ModelIR
 from masflow.models.chat import ChatText
+from masflow.models.dialects import THOUGHT
 from masflow.models.experience import Row
 from masflow.spec.mapping import Chat
 from masflow.trace import Message
@@ -178,5 +179,5 @@ class ChatTokens:
     def _silent_ids(self) -> frozenset[int] | None:
         """Special tokens that a reply's text leaves out; None: all of them."""
         special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        kept = special.intersection(self._special(mark) for mark in self.chat.dialect.marks)
+        kept = special.intersection(self._special(mark) for mark in (*THOUGHT, *self.chat.dialect.marks))
         return frozenset(special - kept) if kept else None

@@ -172,7 +172,7 @@ def roles(plan: Plan, scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:
             mine["malformed_frac"].append(float(not turn.ok and turn.outcome != "cancelled"))
             mine["truncated_frac"].append(float(turn.outcome == "truncated"))
             mine["reply_tokens"].append(float(turn.reply_tokens))
-            if turn.role in callers and has_call(turn.text):
+            if turn.role in callers and has_call(turn.text, plan.dialect_of(turn.policy)):
                 mine["tool_call_error_frac"].append(float(not turn.ok))
             for name, value in one.components.get(turn.id, {}).items():
                 if name not in shared:

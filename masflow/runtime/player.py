@@ -13,13 +13,14 @@ from masflow.compiler.graph import END
 from masflow.compiler.plan import Plan
 from masflow.errors import EpisodeError, RunError
 from masflow.models.engine import Reply, Request
+from masflow.runtime import react
 from masflow.runtime.board import Board, Clock
 from masflow.runtime.demonstrations import Script
 from masflow.runtime.effects import effect_key, parse_answer
 from masflow.runtime.items import output_of
 from masflow.runtime.live import GraphInfo, Live, Play, Question, Thread
 from masflow.runtime.state import EpisodeState
-from masflow.runtime.walk import run_thread
+from masflow.runtime.walk import run_play
 from masflow.tools import ToolBox
 from masflow.trace import Effect, EpisodeKey, Path, Trajectory, Turn
 
@@ -52,7 +53,7 @@ class Player:
         """Run what can run: tools, calls, whatever replies allow. Returns the model requests that are new."""
         live = self._live(state)
         live.new, live.questions = [], {}
-        run_thread(live, live.root, live.root.thread)
+        run_play(live, live.root)
         return live.new
 
     def deliver(self, state: EpisodeState, reply: Reply) -> None:
@@ -124,6 +125,7 @@ class Player:
                 if text in live.paths and text not in texts
             },
             effects={key: e for key, e in state.effects.items() if key in live.depends and key not in gone},
+            prompts={text: prompt for text, prompt in state.prompts.items() if text not in texts},
         )
 
     def trajectory(self, state: EpisodeState) -> Trajectory:
@@ -171,7 +173,10 @@ class Player:
         while not self.finished(state):
             for request in self.advance(state):
                 path = state.pending[request.turn_id]
-                self.deliver(state, Reply(request.turn_id, script.reply(request.node, path)))
+                said = script.reply(request.node, path)
+                if request.tools:
+                    said = react.translated(said, self.plan.dialect_of(request.policy))
+                self.deliver(state, Reply(request.turn_id, said))
         script.finish(self._current(state).root.thread.stop)
         return self.trajectory(state)
 
@@ -179,7 +184,7 @@ class Player:
         """The live position; a copied, loaded or forked state is replayed up to where it waits."""
         if state.live is None:
             live = self._live(state)
-            run_thread(live, live.root, live.root.thread)
+            run_play(live, live.root)
             for request in live.new:
                 del state.pending[request.turn_id]  # not handed out: `advance` will
             live.new = []
@@ -222,6 +227,8 @@ class Player:
 
 def is_alone(play: Play) -> bool:
     """Whether a play is at one place only: neither branches nor items side by side."""
+    if play.program is not None:
+        return play.program.is_alone()
     visit = play.thread.visit
     if play.thread.branches is not None or (visit and visit.is_list and not visit.node.in_order):
         return False

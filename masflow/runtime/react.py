@@ -1,7 +1,8 @@
-"""Tool calls in plain text: how tools are described to a model, and how its call is read.
+"""Tool calls of ReAct roles: what is offered, how it is described to a model, and whether its call fits.
 
-The format is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one call a turn; it needs no chat
-template.
+In dialect `text` the system message describes the tools and a call is
+`<tool_call>{"name": …, "arguments": {…}}</tool_call>`; it needs no chat template. In the others the schemas
+go with the conversation's first message, for the chat template to describe. One call a turn.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from masflow.compiler.graph import RoleIR, ToolIR
+from masflow.models.dialects import CLOSING, OPENING, dialect_named
 from masflow.spec.replies import fields_of
 from masflow.spec.types import Type, mismatch, unwritable
 
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
 HANDOFF = "handoff"
 NO_CALLS_LEFT = "(No tool calls are left: give the final answer now.)"
 
@@ -29,30 +30,24 @@ class ToolCall:
     reason: str = ""
 
 
-def has_call(text: str) -> bool:
-    return OPENING in text
+def has_call(text: str, dialect: str = "text") -> bool:
+    return dialect_named(dialect).has(text)
 
 
-def parse_call(text: str, tools: dict[str, dict[str, Type]], stop: Sequence[str] = ()) -> ToolCall:
+def parse_call(
+    text: str, tools: dict[str, dict[str, Type]], stop: Sequence[str] = (), dialect: str = "text"
+) -> ToolCall:
     """Read the one tool call of a reply.
 
     Args:
         tools: parameters of each tool offered, by tool.
         stop: stop strings; a closing tag among them counts as written.
+        dialect: the form that the model writes (`masflow.models.dialects`).
     """
-    parts = text.split(OPENING)
-    if len(parts) != 2:
-        return ToolCall(reason=f"{len(parts) - 1} tool calls in one turn; one is allowed")
-    inside, closing, _ = parts[1].partition(CLOSING)
-    if not closing and CLOSING not in stop:
-        return ToolCall(reason=f"{OPENING} is never closed")
-    try:
-        data = json.loads(inside, parse_constant=float)
-    except (ValueError, RecursionError) as error:
-        return ToolCall(reason=f"the tool call isn't JSON ({error})")
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        return ToolCall(reason='a tool call is {"name": …, "arguments": {…}}')
-    name, arguments = data["name"], data.get("arguments", {})
+    found = dialect_named(dialect).read(text, stop)
+    if found.reason:
+        return ToolCall(reason=found.reason)
+    name, arguments = found.name, found.arguments
     if name not in tools:
         return ToolCall(reason=f"unknown tool {name!r}; known: {', '.join(tools) or '(none)'}")
     if not isinstance(arguments, dict):
@@ -62,6 +57,18 @@ def parse_call(text: str, tools: dict[str, dict[str, Type]], stop: Sequence[str]
         return ToolCall(reason=f"an argument of {name} {odd}")
     problem = mismatch(arguments, Type("record", fields=tuple(tools[name].items())), name)
     return ToolCall(reason=problem) if problem else ToolCall(name, arguments)
+
+
+def translated(text: str, dialect: str) -> str:
+    """A demonstrated reply in the form that the model writes; demonstrations may be written in masflow's own,
+    whichever model learns from them. What holds no readable call stays as it is."""
+    plain = dialect_named("text")
+    if dialect == "text" or not plain.has(text):
+        return text
+    found = plain.read(text)
+    if found.reason or not isinstance(found.arguments, dict):
+        return text
+    return dialect_named(dialect).write(found.before, found.name, found.arguments)
 
 
 def offered(role: RoleIR, tools: dict[str, ToolIR]) -> dict[str, dict[str, Type]]:

@@ -1,6 +1,11 @@
 """Turns the text of a reply into a value, one function a reply format; any text ends in a value or in a
 reason.
 
+What a model thinks before it answers (`<think>…</think>`) is no part of the value, in any format, unless the
+reply itself asks for a `think` tag. It stays in the turn's text and in the conversation, where the chat
+template keeps or drops it, and its tokens count in `max_tokens` and are trained like the others. A thought
+that is never closed leaves no answer: the turn is malformed (or truncated, where `max_tokens` cut it).
+
 Knows no player: it sees the reply's spec, the text, and what the spec can't hold (choices worked out at run
 time).
 """
@@ -15,6 +20,7 @@ from functools import cache
 from typing import Any
 
 from masflow.errors import boundary
+from masflow.models.dialects import thought_of
 from masflow.spec import patterns
 from masflow.spec.replies import (
     ChoiceReply,
@@ -25,6 +31,7 @@ from masflow.spec.replies import (
     TagReply,
     TagsReply,
     TextReply,
+    fields_of,
 )
 from masflow.spec.types import Type, mismatch, unwritable
 
@@ -67,6 +74,11 @@ def parse_reply(
             closing tag or fence among them counts as written.
     """
     try:
+        if not _asks_for_thought(spec):
+            thought = thought_of(text)
+            if thought.is_open:
+                return Parsed(reason="<think> is never closed: there is no answer")
+            text = thought.answer
         value = _FORMATS[type(spec)](spec, text, choices, stop)
         problem = unwritable(value)
         return Parsed(reason=f"the value {problem}") if problem else Parsed(value)
@@ -74,6 +86,11 @@ def parse_reply(
         return Parsed(reason=str(problem))
     except RecursionError:
         return Parsed(reason="nested too deeply")
+
+
+def _asks_for_thought(spec: Reply) -> bool:
+    """Whether the thinking is part of what the reply is read for."""
+    return "think" in fields_of(spec) or (isinstance(spec, RegexReply) and "think>" in spec.regex)
 
 
 def _text(spec: TextReply, text: str, choices: object, stop: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from masflow.runtime.effects import run_tool
 from masflow.runtime.live import Item, Live, Play, Slot, Templates, Visit
 from masflow.runtime.replies import Parsed, parse_reply
 from masflow.spec.replies import Retry
-from masflow.trace import Message, Turn, path_json
+from masflow.trace import Message, Step, Turn, path_json
 
 
 def run_role(
@@ -30,7 +30,7 @@ def run_role(
     """
     role = play.info.roles[item.role]
     if templates is not None:
-        _open(play, visit, item, role, templates, prompt)
+        _open(live, play, visit, item, role, templates, prompt)
     while not item.done:
         if item.waits_for is not None:
             if not _use_tool(live, play, visit, item, role):
@@ -47,7 +47,7 @@ def run_role(
 
 
 def _open(
-    play: Play, visit: Visit, item: Item, role: RoleIR, templates: Templates, prompt: str | None
+    live: Live, play: Play, visit: Visit, item: Item, role: RoleIR, templates: Templates, prompt: str | None
 ) -> None:
     """Fix who speaks, render what is said, and remember which words a `choice` allows."""
     node = visit.node
@@ -56,11 +56,15 @@ def _open(
         templates.names["me"] = item.member  # type: ignore[index]
     templates.names["memory"] = []  # type: ignore[index]
     templates.names.update(templates.value("with", node.with_))  # type: ignore[attr-defined]
-    held = item.board.conversations.get(_thread_name(node, role, item))
+    tools: tuple[dict[str, Any], ...] = ()
+    held = item.board.conversations.get(thread_name(node, role, item))
     if held is None:
         system = templates.render("system", role.system) if role.system else ""
         tools = react.schemas(react.offered(role, play.info.tools), play.info.tools)
-        parts = [part for part in (system, react.description(tools) if tools else "") if part]
+        told = ""
+        if tools and _dialect(live, play, item) == "text":
+            told, tools = react.description(tools), ()
+        parts = [part for part in (system, told) if part]
         messages = (Message("system", "\n\n".join(parts)),) if parts else ()
     else:
         messages, item.parent = held
@@ -69,6 +73,8 @@ def _open(
         user = node.next_prompt or role.next_prompt or user
     if user is not None:
         messages = (*messages, Message("user", templates.render("prompt", user)))
+    if tools and messages:
+        messages = (replace(messages[0], tools=tools), *messages[1:])
     item.messages = messages
     if role.reply.format == "choice" and isinstance(role.reply.choice, str):
         words = templates.value("reply.choice", role.reply.choice)
@@ -92,13 +98,15 @@ def _member(node: Node, role: RoleIR, item: Item, templates: Templates) -> str:
     return speaker
 
 
-def _thread_name(node: Node, role: RoleIR, item: Item) -> str:
+def thread_name(node: Node, role: RoleIR, item: Item) -> str:
     """Which conversation the item speaks in: its role's or its node's, one a member and one an item."""
     if role.conversation == "none":
         return ""
     whose = f"role {role.name}" if role.conversation == "role" else f"node {node.name}"
     of_item = (
-        ""
+        item.thread
+        if item.thread is not None
+        else ""
         if item.key is None or (role.members and not role.is_family)
         else f" {type(item.key).__name__} {item.key}"
     )
@@ -154,6 +162,11 @@ def policy_of(plan: Plan, member: str) -> str:
         raise RunError(f"no model plays '{member}'", "name it in the mapping") from None
 
 
+def _dialect(live: Live, play: Play, item: Item) -> str:
+    """How the item's speaker calls tools."""
+    return live.plan.dialect_of(policy_of(live.plan, play.qualified(item.member)))
+
+
 def sampling(plan: Plan, role: RoleIR, mode: str) -> SamplingParams:
     """A role's sampling, complete. Train: the algorithm's temperature unless the role has one; eval: greedy
     unless."""
@@ -196,7 +209,7 @@ def _turn(
     if reply.finish == "error":
         raise EpisodeError("engine_error", f"node {node}: {reply.detail or 'the engine failed'}")
     how = _sampling(live, play, role)
-    parsed, call = _read(play, role, item, reply, how)
+    parsed, call = _read(live, play, role, item, reply, how)
     outcome = "truncated" if reply.finish == "length" else "ok" if parsed.ok else "malformed"
     member = play.qualified(item.member)
     turn = Turn(
@@ -233,14 +246,15 @@ def _turn(
 
 
 def _read(
-    play: Play, role: RoleIR, item: Item, reply: Reply, how: SamplingParams
+    live: Live, play: Play, role: RoleIR, item: Item, reply: Reply, how: SamplingParams
 ) -> tuple[Parsed, react.ToolCall | None]:
     """The reply's value, or its tool call (whose value is then an empty record)."""
-    if react.has_call(reply.text) and (role.tools or role.handoff):
+    dialect = _dialect(live, play, item) if role.tools or role.handoff else ""
+    if dialect and react.has_call(reply.text, dialect):
         parameters = _parameters(play, role, item)
         if not parameters:
             return Parsed(reason="a tool call where none is offered"), None
-        call = react.parse_call(reply.text, parameters, how.stop)
+        call = react.parse_call(reply.text, parameters, how.stop, dialect)
         return (Parsed(reason=call.reason), None) if call.reason else (Parsed({}), call)
     return parse_reply(role.reply, reply.text, choices=item.choices, stop=how.stop), None
 
@@ -288,7 +302,7 @@ def _follow(
 
 def _close(visit: Visit, item: Item, role: RoleIR, turn: Turn, value: Any, ok: bool) -> None:
     item.value, item.ok, item.done = value, ok, True
-    name = _thread_name(visit.node, role, item)
+    name = thread_name(visit.node, role, item)
     if name:
         messages = item.messages or ()
         if not messages or messages[-1].turn_id != turn.id:
@@ -306,13 +320,35 @@ def _push(live: Live, play: Play, item: Item, role: RoleIR, name: Any) -> None:
     item.board.write(Write(field, False, [*stack, name]), play.info.fields, live.load)
 
 
+def run_agent(live: Live, play: Play, item: Item, name: str, args: dict[str, Any]) -> tuple[bool, Any]:
+    """A tool that is an agent: (True, its answer) once the episode that the call started is over."""
+    from masflow.runtime.items import begin_sub, end_sub
+    from masflow.runtime.walk import run_play
+
+    if item.sub is None:
+        spoken = item.path[-1]
+        whose = f"~{spoken.node} {'' if spoken.item is None else f'{spoken.item} '}{spoken.visit}.{item.call}"
+        path = (*play.prefix, Step(play.call, name, 1, whose))
+        item.sub = begin_sub(live, play, item.board, play.info.agents[name], path, args)
+    run_play(live, item.sub)
+    if not item.sub.thread.done:
+        return False, None
+    value, item.sub = end_sub(live, item.board, item.sub), None
+    only = list(value.values()) if isinstance(value, dict) and len(value) == 1 else []
+    return True, only[0] if only and isinstance(only[0], str) else value
+
+
 def _use_tool(live: Live, play: Play, visit: Visit, item: Item, role: RoleIR) -> bool:
     """Run the tool that was called and tell its result; False while a person's approval is waited for."""
     call, tools = item.waits_for, play.info.tools
     assert call is not None
-    done, value = run_tool(
-        live, play, item.board, item.path, tools[call.name], call.arguments or {}, approve=role.approve
-    )
+    args = call.arguments or {}
+    if call.name in play.info.agents:
+        done, value = run_agent(live, play, item, call.name, args)
+    else:
+        done, value = run_tool(
+            live, play, item.board, item.path, tools[call.name], args, approve=role.approve
+        )
     if not done:
         return False
     told = react.result_text(value)

@@ -182,20 +182,32 @@ def _url_faults(url: str) -> Iterator[tuple[str, str]]:
         yield "'url' names one of the server's services; masflow adds /chat/completions itself", example
 
 
+_TEMPLATES_OWN = frozenset({"messages", "tools", "add_generation_prompt", "enable_thinking", "tokenize"})
+
+
 class Chat(Spec):
     """How messages become a prompt, where the base's own chat template needs to be told."""
 
     thinking: bool | None = None
-    """Whether the model thinks before it replies (`enable_thinking` of a template); default: the
-    template's."""
+    """Whether the model thinks before it replies (`enable_thinking` of a template); default: the template's.
+    A thought counts in `max_tokens`, is trained, and is no part of the reply's value."""
     template: str | None = None
     """A Jinja file instead of the template of the base."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further variables of the template."""
+    """Further variables of the template. `date_string` is a fixed day unless it is given here."""
     tools: Literal["auto", "template", "text"] = "auto"
     """Who describes a ReAct role's tools and reads its calls: the chat template, in the model's own form, or
-    masflow in plain text. `auto`: the template where it knows tools, unless the base is made from a
-    config."""
+    masflow in plain text. `auto`: the template where it knows tools and can be read before the model is
+    loaded (the base is a folder, or `template` is given), unless the base is made from a config."""
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        options = data.get("options")
+        for key in options if isinstance(options, dict) else ():
+            if key in _TEMPLATES_OWN:
+                message = f"'{key}' is what masflow itself tells the template"
+                fix = "write 'thinking: …'" if key == "enable_thinking" else f"remove '{key}'"
+                yield Fault(message, code="reserved-name", fix=fix, path=("options", key))
 
 
 class Model(Spec):
