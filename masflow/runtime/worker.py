@@ -93,7 +93,7 @@ class Worker:
             torch.set_num_threads(part.threads)
         self.model, self.part, self.store = model, part, store
         self.base = load_base(model, run_dir, plan.train.seed)
-        self.backbone = Backbone(self.base.model)
+        self.backbone = Backbone(self.base.model, recompute=model.gradient_checkpointing)
         self.policies = Policies(model, self.base, plan.train.seed)
         self.tokens = ChatTokens.of(model, self.base.tokenizer, self.base.stop_ids)
         self.experience = Experience()
