@@ -86,18 +86,25 @@ class EndpointEngine:
         Raises:
             RunError: the server refuses, or none of its tries was answered.
         """
-        futures = [self.submit(request) for request in requests]
-        try:
-            return [self._result(future) for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        return self.wait([self.submit(request) for request in requests])
 
     def submit(self, request: Request) -> Future[Reply]:
         """Send a request; the reply comes when it comes."""
         if self._thread is None:
             self._thread = _LoopThread()
         return self._thread.start(self._answer(request))
+
+    def wait(self, futures: Sequence[Future[Reply]]) -> list[Reply]:
+        """The replies, in order; when one fails, or a stop is asked for, the others are cancelled.
+
+        Raises:
+            RunError: as `generate`.
+        """
+        try:
+            return [self._result(future) for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
 
     def close(self) -> None:
         """Let go of connections; what is still waited for is cancelled."""

@@ -6,6 +6,8 @@ Its roles are frozen; what the server does stays the server's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +17,15 @@ from masflow.models.endpoint_engine import EndpointEngine
 from masflow.models.engine import Reply, Request
 from masflow.trace import Turn
 
-__all__ = ["EndpointGroup"]
+__all__ = ["EndpointGroup", "Sent"]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request on its way to the server. Made by `submit`; eaten by `gather`."""
+
+    turn_id: str
+    future: Future[Reply]
 
 
 class EndpointGroup:
@@ -33,11 +43,25 @@ class EndpointGroup:
         """
         assert model.endpoint is not None and model.served is not None
         self.model = model
+        self.incidents: list[str] = []
+        """Nothing happens to workers that aren't there."""
         self.engine = EndpointEngine(model.endpoint, model.served, check=check)
+
+    def ready(self) -> None:
+        """There is nothing to load; whether the server is there shows when it is asked."""
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
         """One reply a request, in order; they are in flight together, as far as the limits allow."""
         return self.engine.generate(requests)
+
+    def submit(self, requests: Sequence[Request], among: Sequence[int] | None = None) -> list[Sent]:
+        """Send requests; `gather` waits for the replies. Args: among: of no meaning, there are no workers."""
+        return [Sent(request.turn_id, self.engine.submit(request)) for request in requests]
+
+    def gather(self, calls: Sequence[Sent]) -> dict[str, Reply]:
+        """Replies by turn id. Raises RunError when the server refuses or doesn't answer."""
+        replies = self.engine.wait([call.future for call in calls])
+        return {reply.turn_id: reply for reply in replies}
 
     def add_rows(self, turns: Sequence[Turn]) -> None:
         """Demonstrated turns of frozen roles teach nobody, and nothing continues their tokens here."""
@@ -46,7 +70,7 @@ class EndpointGroup:
         """Raises RunError: the weights are elsewhere."""
         raise RunError(f"policy '{policy}' is behind an endpoint and can't learn", "leave it frozen")
 
-    update = supervise
+    supervise_base = update = begin_update = finish_update = supervise
 
     def versions(self) -> dict[str, int]:
         """Nothing is ever published: 0."""
