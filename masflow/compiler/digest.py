@@ -57,6 +57,7 @@ def sealed(plan: Plan) -> Plan:
     data = plan_data(plan)
     for key in ("root_dir", "runtime", "digest", "groups"):
         data.pop(key)
+    data["init"] = data.pop("init_hash") or None
     for graph in data["workflows"].values():
         _strip_graph(graph)
     for model in data["models"]:
@@ -65,6 +66,8 @@ def sealed(plan: Plan) -> Plan:
         if model["dialect"] == "text":  # as before there were others
             model.pop("dialect")
         model.pop("base")  # its hash says all
+        for policy in model["policies"]:
+            policy["init"] = policy.pop("init_hash") or None  # whose weights, not where they are
         if model["endpoint"] is not None:  # where the server is and how often it is asked changes nothing
             model["endpoint"] = {"options": model["endpoint"]["options"]}
     for source in (source for sources in data["data"].values() for source in sources):

@@ -18,7 +18,6 @@ from masflow.compiler.graph import Graph
 from masflow.compiler.plan import STAGES, GroupIR, Plan, SamplerIR, SourceIR, StageIR
 from masflow.compiler.regions import Regions
 from masflow.compiler.rows import FILE_ENDS, row_problems
-from masflow.compiler.runs import run_problems
 from masflow.compiler.saved_data import is_saved, saved_hash, saved_split
 from masflow.compiler.team import graphs_below, speakers_of
 from masflow.errors import Problem, SpecError, Where, unknown
@@ -233,8 +232,6 @@ def option_problems(loaded: Loaded[Experiment], graph: Graph | None, problems: l
     if graph and not names and spec.train.steps > 0:
         message = f"workflow '{graph.name}' has no rewards, so nothing can be learned from its episodes"
         problems.append(Problem.at(graph.where, "warn-no-rewards", message, "add rewards:"))
-    if spec.init is not None:
-        problems.extend(run_problems(loaded, spec.init, "init"))
 
 
 def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]) -> Plan:

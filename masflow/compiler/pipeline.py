@@ -21,6 +21,7 @@ from masflow.compiler.overrides import overridden
 from masflow.compiler.pairs import plan_problems
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.policies import Names, link_models
+from masflow.compiler.runs import link_starts
 from masflow.compiler.team import graphs_below, team_of
 from masflow.compiler.verify import verify_graphs
 from masflow.errors import Problem, SpecError
@@ -172,6 +173,12 @@ def link_plan(draft: Draft) -> None:
     )
 
 
+def find_starts(draft: Draft) -> None:
+    """Ensures: every earlier run that the plan starts from is one checkpoint with its hash."""
+    if draft.plan is not None and draft.experiment is not None and draft.mapping is not None:
+        draft.plan = link_starts(draft.plan, draft.experiment, draft.mapping, draft.problems)
+
+
 def apply_passes(draft: Draft) -> None:
     """Ensures: the plan is what its passes made of it."""
     if draft.plan is not None and draft.experiment is not None:
@@ -196,6 +203,7 @@ STEPS: tuple[Step, ...] = (
     verify,
     link_mapping,
     link_plan,
+    find_starts,
     verify,
     apply_passes,
     verify,

@@ -11,7 +11,6 @@ from typing import Literal
 
 from masflow.compiler.bases import resolve_base
 from masflow.compiler.plan import ModelIR, PolicyIR
-from masflow.compiler.runs import run_problems
 from masflow.compiler.team import Speaker
 from masflow.errors import Problem, SpecError, Where, unknown
 from masflow.project import Loaded, Source
@@ -128,8 +127,6 @@ def link_models(
     found: list[ModelIR] = []
     for name, model in models.items():
         members = split.given[name]
-        if model.init is not None:
-            problems.extend(run_problems(mapping, model.init, "models", name, "init"))
         if not members:
             message = f"model '{name}' plays no role, so it isn't loaded"
             problems.append(

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
+from masflow.compiler import runs
 from masflow.errors import RunError, closest
 
 NAME = re.compile(r"(warm|step)_(\d{6,})\Z")
@@ -88,6 +89,8 @@ def save(root: Path, state: RunState, models: dict[str, Saver]) -> Path:
     for name, model in models.items():
         (partial / "models" / name).mkdir()
         model.save(partial / "models" / name)
+    hashed = {"sha256": runs.weights_hash(partial)}
+    (partial / runs.HASHES).write_text(json.dumps(hashed), encoding="utf-8")
     (partial / "state.json").write_text(json.dumps(asdict(state), indent=1, sort_keys=True), encoding="utf-8")
     sync_tree(partial)
     if place.exists():
@@ -191,9 +194,7 @@ def prune(root: Path, keep: int, best: int | None, first: int = 0) -> None:
 
 def best_step(state: RunState) -> int | None:
     """The step with the best held-out headline, the earliest of equals."""
-    scores = {int(at): found["metrics"].get(found["headline"]) for at, found in state.evals.items()}
-    known = {at: value for at, value in scores.items() if value is not None}
-    return max(sorted(known), key=lambda at: known[at]) if known else None
+    return runs.best_step(state.evals)
 
 
 def find(reference: str, roots: tuple[Path, ...]) -> Path:

@@ -66,7 +66,7 @@ def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
     raise RunError(f"{folder.path} was made from another plan; it differs in\n{listed}", fix)
 
 
-FREE = ("digest", "root_dir", "runtime", "groups", "path", "where", "prompt_file")
+FREE = ("digest", "root_dir", "runtime", "groups", "path", "where", "prompt_file", "init")
 """What may differ between two parts of one run: where things stand and run."""
 FREE_SCHEDULE = ("steps", "eval_every", "save_every", "keep", "keep_every")
 

@@ -156,9 +156,9 @@ def test_a_run_to_start_from_must_have_that_checkpoint(plan_of, tiny, mapped, tm
     kept.mkdir(parents=True)
     (kept / "state.json").write_text("{}")
     for init in ("runs/day1@20", "runs/day1", "runs/day1/checkpoints/step_000020"):
-        assert plan_of(tiny["tiny.yaml"] + f"init: {init}\n").init == init
+        assert plan_of(tiny["tiny.yaml"] + f"init: {init}\n").init == str(kept)
     started = plan_of(mapped("{policy: {roles: rest, init: runs/day1@20}}"))
-    assert [p.init for p in started.policies] == ["runs/day1@20"]
+    assert [p.init for p in started.policies] == [str(kept)]
     with pytest.raises(SpecError, match="kept: step_000020"):
         plan_of(tiny["tiny.yaml"] + "init: runs/day1@30\n")
     with pytest.raises(SpecError, match="run 'runs/day2' not found"):
