@@ -1,0 +1,305 @@
+"""The backend of a cluster: actors are processes of Ray, here or elsewhere. The only importer of ray.
+
+Knows no models and no plans. A silent Ray of its own is started where the runtime names no address, and ends
+with the backend.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from masflow.errors import MasflowError, RunError
+from masflow.runtime.backend import Actor, Ask, Died, stuck
+from masflow.runtime.placement import Node, check_feasible
+from masflow.spec.runtime import Runtime
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+import ray
+from ray import cloudpickle
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RaySystemError,
+    RayTaskError,
+)
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+__all__ = ["RayActor", "RayBackend", "RayPending", "is_up", "start", "stop"]
+
+_DIAL_S = 5.0
+_LONGEST_FOLDER = 60
+"""A socket's path has 107 bytes, of which Ray takes some 50 below its folder."""
+
+
+class _Failure:
+    """One of our own errors on its way back: Ray would wrap it, and print it."""
+
+    def __init__(self, error: MasflowError):
+        self.error = error
+
+
+class _Process:
+    """What runs in a process of Ray: makes a plain object and calls it."""
+
+    def __init__(self, threads: int | None):
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if threads is not None:
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+                os.environ[name] = str(threads)
+        self.instance: Any = None
+        self.failure: _Failure | None = None
+
+    def make(self, cls: type, *args: Any) -> Any:
+        try:
+            self.instance = cls(*args)
+        except MasflowError as error:
+            self.failure = _Failure(error)
+        return self.failure
+
+    def call(self, method: str, *args: Any) -> Any:
+        bad = self.failure or next((arg for arg in args if isinstance(arg, _Failure)), None)
+        if bad is not None:
+            return bad
+        try:
+            return getattr(self.instance, method)(*args)
+        except MasflowError as error:
+            return _Failure(error)
+
+
+class RayPending:
+    """The result of a call on its way."""
+
+    def __init__(self, name: str, method: str, ref: Any, needs: Sequence[RayPending] = ()):
+        self.name, self.method, self.ref, self.needs = name, method, ref, needs
+
+    def get(self, timeout_s: float) -> Any:
+        """As `Pending.get`."""
+        try:
+            value = ray.get(self.ref, timeout=timeout_s)
+        except GetTimeoutError:
+            raise stuck(self.name, self.method, timeout_s) from None
+        except (RayActorError, ObjectLostError) as error:
+            raise Died(self.name, _reason(error)) from None
+        except RayTaskError as error:
+            if isinstance(error.cause, (RayActorError, ObjectLostError)):
+                for need in self.needs:
+                    need.get(timeout_s)
+                raise Died(self.name, _reason(error.cause)) from None
+            raise
+        if isinstance(value, _Failure):
+            raise value.error
+        return value
+
+
+class RayActor:
+    """An object in a process of Ray; may be handed to other actors."""
+
+    def __init__(self, name: str, handle: Any):
+        self.name, self._handle = name, handle
+
+    def call(self, method: str, *args: Any) -> RayPending:
+        needs = tuple(arg for arg in args if isinstance(arg, RayPending))
+        sent = [arg.ref if isinstance(arg, RayPending) else arg for arg in args]
+        return RayPending(self.name, method, self._handle.call.remote(method, *sent), needs)
+
+    def kill(self) -> None:
+        ray.kill(self._handle)
+
+
+class RayBackend:
+    """Spawns processes of Ray. In a process that is part of a Ray already, it uses that one."""
+
+    apart = True
+
+    def __init__(self, runtime: Runtime):
+        """Raises RunError: nothing answers at `runtime.address`, or no Ray can be started here."""
+        self._timeout_s = runtime.start_timeout_s
+        self._owns = not is_up()
+        if self._owns:
+            start(runtime.address)
+        self._actors: list[RayActor] = []
+        self._bundles: dict[str, int] = {}
+        self._group: Any = None
+
+    def reserve(self, asks: Mapping[str, Ask]) -> None:
+        """As `Backend.reserve`: checked against the machines first, then set aside by Ray within
+        `start_timeout_s`."""
+        wanting = {name: ask for name, ask in asks.items() if ask.cpus or ask.gpus}
+        if not wanting:
+            return
+        check_feasible(wanting, _nodes())
+        self._bundles = {name: place for place, name in enumerate(wanting)}
+        self._group = placement_group([_resources(ask) for ask in wanting.values()], strategy="PACK")
+        if not self._group.wait(self._timeout_s):
+            free = ray.available_resources()
+            asked = ", ".join(f"{n} ({a.cpus:g} CPUs, {a.gpus:g} GPUs)" for n, a in wanting.items())
+            raise RunError(
+                f"the cluster is large enough, but had no room in {self._timeout_s:g} s for {asked}; free are"
+                f" {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs",
+                "see what else runs there ('ray status'), or raise 'runtime.start_timeout_s'",
+            )
+
+    def spawn(self, name: str, cls: type, *args: Any, ask: Ask | None = None) -> Actor:
+        """As `Backend.spawn`."""
+        ask = ask or Ask()
+        options: dict[str, Any] = {"num_cpus": ask.cpus, "num_gpus": ask.gpus, "max_restarts": 0}
+        if name in self._bundles:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=self._bundles[name]
+            )
+        elif ask.here:
+            here = ray.get_runtime_context().get_node_id()
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
+        _by_value(cls)
+        handle = _REMOTE.options(**options).remote(ask.threads)
+        handle.make.remote(cls, *args)
+        actor = RayActor(name, handle)
+        self._actors.append(actor)
+        return actor
+
+    def wait(self, pendings: Sequence[Any], timeout_s: float) -> list[int]:
+        """As `Backend.wait`."""
+        refs = [pending.ref for pending in pendings]
+        if not refs:
+            return []
+        ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        there = set(ready)
+        return [place for place, ref in enumerate(refs) if ref in there]
+
+    def close(self) -> None:
+        """As `Backend.close`; a Ray of its own ends too."""
+        with suppress(RaySystemError):
+            for actor in self._actors:
+                actor.kill()
+            if self._group is not None:
+                remove_placement_group(self._group)
+        self._actors, self._group, self._bundles = [], None, {}
+        if self._owns:
+            stop()
+
+
+_REMOTE: Any = ray.remote(_Process)
+
+# -- Ray itself ----------------------------------------------------------------------------------
+
+_folders: list[str] = []
+
+
+def is_up() -> bool:
+    """Whether this process is part of a Ray."""
+    return ray.is_initialized()
+
+
+def start(address: str | None = None, num_cpus: int | None = None) -> None:
+    """Start a silent Ray on this machine, or join the one at `address` (`auto`, or HOST:PORT).
+
+    A Ray of its own listens to this machine's processes and asks for no token. Joining does: the token is
+    Ray's own affair (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token).
+
+    Raises:
+        RunError: it can't be started, or nothing answers at the address.
+    """
+    quiet = {"logging_level": "ERROR", "log_to_driver": False}
+    _hush()
+    if address is None:
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+        folder = _short_folder()
+        try:
+            ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **quiet)
+        except (OSError, RuntimeError, ValueError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RunError(
+                f"no Ray could be started here: {_reason(error)}", "write 'backend: local' to do without"
+            ) from error
+        _folders.append(folder)
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    _dial(address)
+    try:
+        ray.init(address=address, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RunError(
+            f"the cluster at '{address}' can't be joined: {_reason(error)}",
+            "start it with 'ray start --head' or 'ray up', give this process its token (RAY_AUTH_TOKEN), and"
+            " use its version of Ray and Python",
+        ) from error
+
+
+def stop() -> None:
+    """Leave Ray; one that `start` started ends, and its logs go."""
+    ray.shutdown()
+    while _folders:
+        shutil.rmtree(_folders.pop(), ignore_errors=True)
+
+
+def _dial(address: str) -> None:
+    """Ray itself would wait for minutes, and then end the process."""
+    host, colon, port = address.rpartition(":")
+    if address == "auto":
+        return
+    try:
+        if not colon or not port.isdigit():
+            raise OSError("it is neither 'auto' nor HOST:PORT")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_DIAL_S).close()
+    except OSError as error:
+        raise RunError(
+            f"no Ray cluster answers at '{address}': {error}",
+            "start one ('ray start --head --port=6379'), or correct 'address' in the runtime; without it a"
+            " Ray of the run's own is started",
+        ) from error
+
+
+def _short_folder() -> str:
+    """A folder of its own whose path leaves room for the names of sockets."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="masflow-ray-", dir=usual if len(usual) < _LONGEST_FOLDER else "/tmp")
+
+
+def _hush() -> None:
+    """What dies is reported by us, with what it means for the run; Ray would print it among the results."""
+    from ray._private import worker
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *args, **kwargs: None
+
+
+def _nodes() -> list[Node]:
+    return [
+        Node(n["NodeManagerAddress"], n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0))
+        for n in ray.nodes()
+        if n["Alive"]
+    ]
+
+
+def _resources(ask: Ask) -> dict[str, float]:
+    return {key: value for key, value in (("CPU", ask.cpus), ("GPU", ask.gpus)) if value}
+
+
+def _by_value(cls: type) -> None:
+    """Let a class from a file that workers can't import travel with its code."""
+    module = sys.modules[cls.__module__]
+    file = getattr(module, "__file__", None) or ""
+    if module.__name__.split(".")[0] != "masflow" and "site-packages" not in file:
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _reason(error: BaseException) -> str:
+    """The lines of Ray's message that say why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [
+        line for line in lines if line.startswith(("The actor", "Worker exit", "Error Type", "Worker unexp"))
+    ]
+    return " ".join(told or lines[:2])[:400] or type(error).__name__
