@@ -18,7 +18,7 @@ from torch import Tensor
 
 from masflow.models.experience import Row
 
-__all__ = ["Budget", "MicroBatch", "budget_of", "pack"]
+__all__ = ["Budget", "MicroBatch", "budget_of", "pack", "trees_of"]
 
 
 _FULL = 0.75
@@ -121,6 +121,11 @@ def pack(
             batches.append([tree])
             predictions = count
     return [_micro_batch(batch, rows, temperatures, device or torch.device("cpu")) for batch in batches]
+
+
+def trees_of(rows: Sequence[Row]) -> list[tuple[list[int], int]]:
+    """(row numbers, ascending; tokens of the tree) of each tree that `pack` makes of these rows."""
+    return [(sorted(number for number, _ in tree.rows), len(tree.ids)) for tree in _trees(rows)]
 
 
 def _fits(batch: list[_Tree], tree: _Tree, predictions: int, vocab_size: int, budget: Budget) -> bool:

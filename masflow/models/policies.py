@@ -17,6 +17,7 @@ from masflow.models import adapters, saving
 from masflow.models.bases import Base, mix_seed
 from masflow.models.publishing import Payload, Probe, as_tensor, make_payload
 from masflow.models.trainer import Learner
+from masflow.models.weights import checksum, gathered, put
 from masflow.spec.mapping import ConfigBase
 
 __all__ = ["Policies"]
@@ -37,6 +38,7 @@ class Policies:
         self.versions = dict.fromkeys(self.by_name, 0)
         self.of_member = {role: p.name for p in model.policies for role in p.roles}
         self.has_adapters = model.train == "lora"
+        self.is_first = True
         self._on: str | None = None
         self._changed: set[str] = {p.name for p in model.policies if p.train}
         self._unsent: set[str] = set()
@@ -53,6 +55,22 @@ class Policies:
             adapters.attach(base.model, names, model.lora, mix_seed(seed, model.name + "/lora"))
             for p in model.policies:
                 self.learners[p.name] = Learner(p.name, adapters.adapter_parameters(base.model, _adapter(p)))
+
+    def rebind(self, is_first: bool = True) -> None:
+        """Look the weights up again, after a sharding trainer replaced them.
+
+        Args:
+            is_first: of the processes that share the weights, the one that writes and publishes them.
+        """
+        self.is_first = is_first
+        self.weights = adapters.base_parameters(self.base.model)
+        self.kept = {name: self.weights[name] for name in self.kept}
+        for learner in (self.backbone, *self.learners.values()):
+            found = self.weights
+            if self.has_adapters and learner is not self.backbone:
+                adapter = _adapter(self.by_name[learner.name])
+                found = adapters.adapter_parameters(self.base.model, adapter)
+            learner.parameters = {name: found[name] for name in learner.parameters}
 
     def _learns(self, name: str) -> bool:
         return self.by_name[name].train
@@ -124,7 +142,7 @@ class Policies:
         for learner in (self.learners[name] for name in self.by_name if self._learns(name)):
             weights = {name: p.detach().clone() for name, p in learner.parameters.items()}
             is_fresh = self.has_adapters and not any(
-                bool(w.any()) for n, w in weights.items() if "lora_B" in n
+                bool(gathered(w).any()) for n, w in weights.items() if "lora_B" in n
             )
             learner.reference, learner.has_reference = (None if is_fresh else weights), True
 
@@ -133,7 +151,8 @@ class Policies:
     def payload(self, policy: str, probe: Probe | None = None, *, whole: bool = False) -> Payload:
         """A policy's weights for the processes that speak: an adapter alone, where only adapters are trained.
 
-        What is under an adapter goes along once after a warm start, `load` or `start_from` moved it.
+        What is under an adapter goes along once after a warm start, `load` or `start_from` moved it. Where
+        several processes share the weights, all call this and the first one's payload holds them.
 
         Args:
             whole: for a receiver that has nothing but the base: take along whatever isn't the base's own.
@@ -141,9 +160,13 @@ class Policies:
         moved = self._under() if whole else self._unsent
         base = dict(self.backbone.parameters) if BACKBONE in moved else {}
         base |= self.kept if KEPT in moved else {}
-        made = make_payload(policy, self.versions[policy], self.learners[policy].parameters, base, probe)
+        own = self.learners[policy].parameters
         self._unsent = set()
-        return made
+        if not self.is_first:
+            for weight in (*own.values(), *base.values()):
+                gathered(weight)
+            own, base = {}, {}
+        return make_payload(policy, self.versions[policy], own, base, probe)
 
     def receive(self, payload: Payload) -> None:
         """Take a payload's weights and version, all or nothing. The policy needs no optimizer here.
@@ -163,9 +186,8 @@ class Policies:
                 f" model '{self.model.name}'",
                 "start trainer and rollout workers from one plan",
             )
-        with torch.no_grad():
-            for name, array in received.items():
-                into[name].copy_(as_tensor(array, payload.dtypes[name]))
+        for name, array in received.items():
+            put(into[name], as_tensor(array, payload.dtypes[name]))
         self._changed |= {policy} | ({BACKBONE} if self.has_adapters and payload.base else set())
         self.versions[policy] = payload.version
 
@@ -176,13 +198,19 @@ class Policies:
     # -- on disk ----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write the policies whose weights aren't the base's own, optimizers, versions, random state."""
+        """Write the policies whose weights aren't the base's own, optimizers, versions, random state.
+
+        Where several processes share the weights, all call this and the first one writes.
+        """
         for name in (name for name in self.by_name if name in self._changed):
-            saving.save_learner(folder, self.learners[name])
+            saving.save_learner(folder, self.learners[name], self.is_first)
         if BACKBONE in self._changed:
-            saving.save_learner(folder, self.backbone)
-        if self.kept:
-            saving.save_weights(folder / KEPT, self.kept)
+            saving.save_learner(folder, self.backbone, self.is_first)
+        kept = {name: gathered(weight.detach()) for name, weight in self.kept.items()}
+        if not self.is_first:
+            return
+        if kept:
+            saving.save_weights(folder / KEPT, kept)
         saving.save_object(folder / "random.pt", torch.get_rng_state())
         learners = {BACKBONE: self.backbone, **self.learners}
         facts = saving.Facts(
@@ -252,9 +280,9 @@ class Policies:
         self._unsent |= self._under()
 
     def _load_backbone(self, policy: str, files: list[Path]) -> None:
-        before = saving.checksum(self.weights)
+        before = checksum(self.weights)
         saving.load_weights(files, self.weights)
-        if BACKBONE in self._changed and saving.checksum(self.weights) != before:
+        if BACKBONE in self._changed and checksum(self.weights) != before:
             message = (
                 f"policy '{policy}': {files[0]} isn't the backbone that the model's other adapters start from"
             )

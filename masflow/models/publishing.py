@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from masflow.errors import RunError
-from masflow.models import saving
+from masflow.models.weights import checksum_of, digest_of, gathered
 
 __all__ = ["Payload", "Probe", "as_tensor", "make_payload"]
 
@@ -61,7 +61,7 @@ class Payload:
         """Raises RunError naming the first tensor that isn't what the trainer sent."""
         received = {**self.base, **self.tensors}
         for name, wanted in self.checksums.items():
-            found = saving.digest_of(name, received[name]) if name in received else "nothing"
+            found = digest_of(name, received[name]) if name in received else "nothing"
             if found != wanted:
                 raise RunError(
                     f"policy '{self.policy}' version {self.version}: tensor '{name}' was sent with checksum"
@@ -78,8 +78,8 @@ def make_payload(
     under = {name: _as_array(weight) for name, weight in base.items() if name not in tensors}
     both = {**under, **tensors}
     dtypes = {name: str(({**base, **own})[name].dtype).removeprefix("torch.") for name in both}
-    checksums = {name: saving.digest_of(name, array) for name, array in both.items()}
-    total = saving.checksum_of(checksums[name] for name in tensors)
+    checksums = {name: digest_of(name, array) for name, array in both.items()}
+    total = checksum_of(checksums[name] for name in tensors)
     return Payload(policy, version, tensors, under, dtypes, checksums, total, probe)
 
 
@@ -92,5 +92,5 @@ def as_tensor(array: np.ndarray, dtype: str) -> Tensor:
 
 
 def _as_array(weight: Tensor) -> np.ndarray:
-    whole = weight.detach().cpu().contiguous().clone()
-    return (whole.view(torch.uint16) if whole.dtype == torch.bfloat16 else whole).numpy()
+    copied = gathered(weight.detach()).cpu().contiguous().clone()
+    return (copied.view(torch.uint16) if copied.dtype == torch.bfloat16 else copied).numpy()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load_file, save_file
@@ -17,13 +15,12 @@ from torch import Tensor
 
 from masflow.errors import RunError, boundary
 from masflow.models.trainer import Learner
+from masflow.models.weights import checksum, gathered, put, spread_like
 
 __all__ = [
     "Facts",
     "Saved",
     "checksum",
-    "checksum_of",
-    "digest_of",
     "file_name",
     "load_learner",
     "load_weights",
@@ -131,9 +128,8 @@ def load_weights(paths: Path | Sequence[Path], into: Mapping[str, Tensor]) -> No
         if saved[name].shape != parameter.shape:
             shapes = f"{tuple(saved[name].shape)}, not {tuple(parameter.shape)}"
             raise RunError(f"{file}: '{name}' has shape {shapes}", "use the model that it was saved from")
-    with torch.no_grad():
-        for name, parameter in into.items():
-            parameter.copy_(saved[name])
+    for name, parameter in into.items():
+        put(parameter, saved[name])
 
 
 def read_whole(path: Path, read: Callable[[Path], Any]) -> Any:
@@ -150,16 +146,26 @@ def read_whole(path: Path, read: Callable[[Path], Any]) -> Any:
     return found
 
 
-def save_learner(folder: Path, learner: Learner) -> None:
-    """Write `<policy>.safetensors`, and where there are any its `.optimizer.pt`, `.reference.safetensors`."""
+def save_learner(folder: Path, learner: Learner, writes: bool = True) -> None:
+    """Write `<policy>.safetensors`, and where there are any its `.optimizer.pt`, `.reference.safetensors`.
+
+    Args:
+        writes: False in all but one of several processes that share the weights: they only give their parts.
+    """
     stem = file_name(learner.name)
-    save_weights(folder / f"{stem}.safetensors", learner.parameters)
+    weights = {name: gathered(p.detach()) for name, p in learner.parameters.items()}
+    if writes:
+        save_weights(folder / f"{stem}.safetensors", weights)
     if learner.optimizer is not None:
         names = dict(zip(learner.parameters.values(), learner.parameters, strict=True))
-        states = {names[p]: dict(state) for p, state in learner.optimizer.state.items()}  # type: ignore[index]
-        save_object(folder / f"{stem}.optimizer.pt", states)
+        found = learner.optimizer.state.items()
+        states = {names[p]: {k: gathered(v) for k, v in state.items()} for p, state in found}  # type: ignore[index]
+        if writes:
+            save_object(folder / f"{stem}.optimizer.pt", states)
     if learner.reference is not None:
-        save_weights(folder / f"{stem}.reference.safetensors", learner.reference)
+        reference = {name: gathered(weight) for name, weight in learner.reference.items()}
+        if writes:
+            save_weights(folder / f"{stem}.reference.safetensors", reference)
 
 
 def load_learner(folder: Path, learner: Learner, facts: Facts) -> None:
@@ -191,9 +197,15 @@ def _load_optimizer(path: Path, learner: Learner) -> None:
     states: dict[str, dict[str, Any]] = torch.load(path, weights_only=True)
     learner.optimizer = torch.optim.AdamW(list(learner.parameters.values()), lr=0.0)
     for name, state in states.items():
-        device = learner.parameters[name].device
-        moved = {k: v.to(device) if isinstance(v, Tensor) and k != "step" else v for k, v in state.items()}
-        learner.optimizer.state[learner.parameters[name]] = moved
+        parameter = learner.parameters[name]
+        learner.optimizer.state[parameter] = {k: _state_like(parameter, k, v) for k, v in state.items()}
+
+
+def _state_like(parameter: Tensor, key: str, value: Any) -> Any:
+    """An optimizer's state where its parameter is; only the count of steps is the same on every process."""
+    if not isinstance(value, Tensor) or key == "step":
+        return value
+    return spread_like(parameter, value.to(parameter.device))
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -215,21 +227,3 @@ def read_facts(folder: Path) -> Facts:
         raise RunError(message, MENDS) from error
     except OSError as error:
         raise RunError(f"{folder} isn't a model's folder of a checkpoint: {error}", MENDS) from error
-
-
-def checksum(weights: Mapping[str, Tensor]) -> str:
-    """16 hex digits over names and bytes; equal exactly where every bit is."""
-    arrays = {n: w.detach().cpu().contiguous().view(torch.uint8).numpy() for n, w in weights.items()}
-    return checksum_of(digest_of(name, array) for name, array in arrays.items())
-
-
-def digest_of(name: str, array: np.ndarray) -> str:
-    """SHA-256 over one tensor's name and bytes, 16 hex digits."""
-    digest = sha256(name.encode())
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()[:16]
-
-
-def checksum_of(digests: Iterable[str]) -> str:
-    """One digest over those of all tensors, in order, 16 hex digits."""
-    return sha256(" ".join(digests).encode()).hexdigest()[:16]

@@ -1,8 +1,9 @@
 """Turns rows into optimizer steps: packed micro-batches, loss, clipping, AdamW, schedules by the run's step.
 
-Shapes: B rows, T reply tokens, N reply tokens of all rows, U predictions, V vocabulary. Dropout is off
-while training, so that the first ratio of fresh rows is 1. Knows rows and parameters; not where adapters or
-checkpoints come from.
+Shapes: B rows, T reply tokens. Dropout is off while training, so that the first ratio of fresh rows is 1.
+Where a model has several trainer processes, each gets all rows and takes its share, and all come to the same
+gradient, the same metrics and the same end. Knows rows and parameters; not where adapters or checkpoints come
+from.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from masflow.errors import RunError, boundary
 from masflow.models.backbone import Backbone
 from masflow.models.experience import Row
 from masflow.models.packs import Budget, MicroBatch, budget_of, pack
+from masflow.models.ranks import Alone, Ranks, Together
+from masflow.models.scorer import Scorer
+from masflow.models.weights import gathered
 from masflow.rl.losses import LossSpec, token_loss_BT
 from masflow.spec.mapping import Optimizer
 
@@ -80,11 +84,19 @@ class Learner:
         )
         return self.optimizer
 
+    def forget_gradients(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
     @contextmanager
     def as_reference(self) -> Iterator[None]:
         """The reference's weights stand in for the block; afterwards the same tensors are back."""
         if self.reference is None:
             yield
+            return
+        if any(hasattr(p, "full_tensor") for p in self.parameters.values()):
+            with self._lent(self.reference):
+                yield
             return
         own = {name: p.data for name, p in self.parameters.items()}
         for name, p in self.parameters.items():
@@ -94,6 +106,19 @@ class Learner:
         finally:
             for name, p in self.parameters.items():
                 p.data = own[name]
+
+    @contextmanager
+    def _lent(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Other values in the same memory: who shards the weights knows them by it."""
+        own = {name: p.detach().clone() for name, p in self.parameters.items()}
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(values[name])
+            try:
+                yield
+            finally:
+                for name, p in self.parameters.items():
+                    p.copy_(own[name])
 
 
 @dataclass(frozen=True)
@@ -118,16 +143,41 @@ class Totals:
         for name, value_BT in metrics_BT.items():
             self.sums[name] = self.sums.get(name, 0.0) + float((value_BT * mask_BT).sum())
 
+    def join(self, other: Totals) -> None:
+        self.tokens += other.tokens
+        for name, value in other.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
     def means(self) -> dict[str, float]:
         return {name: value / max(1, self.tokens) for name, value in self.sums.items()}
+
+
+@dataclass
+class Pass:
+    """What one rank measured in a mini-batch: its part of the loss, likely tokens, turns not finite."""
+
+    loss: float = 0.0
+    right: float = 0.0
+    bad: list[str] = field(default_factory=list)
 
 
 class Trainer:
     """One backbone's optimizer steps, for whichever learner is on."""
 
-    def __init__(self, backbone: Backbone, dump_dir: Path, budget: Budget | None = None):
+    def __init__(
+        self, backbone: Backbone, dump_dir: Path, budget: Budget | None = None, ranks: Ranks | None = None
+    ):
+        """With `ranks`, call `Policies.rebind` next: sharding replaces parameters.
+
+        Raises:
+            RunError: the ranks' models differ, or one of them is gone.
+        """
         self.backbone, self.dump_dir = backbone, dump_dir
         self.budget = budget or budget_of(backbone.model.config)
+        self.scorer = Scorer(backbone)
+        self.ranks: Together = ranks or Alone()
+        if ranks is not None:
+            ranks.take(self.scorer, dict(backbone.model.named_parameters()))
 
     # -- scoring ----------------------------------------------------------------------------------
 
@@ -136,41 +186,28 @@ class Trainer:
         return pack(rows, temperatures, vocab_size=vocab_size, budget=self.budget, device=device)
 
     def score(self, batch: MicroBatch, entropy: Literal["none", "measured", "trained"] = "none") -> Scores:
-        """Log-probs of the reply tokens, of the softmax of logits divided by the row's temperature.
-
-        Args:
-            entropy: whether entropies are computed, and whether gradients flow through them.
-        """
-        hidden = self.backbone.hidden(
-            batch.ids_ST, batch.mask, batch.positions_ST if batch.mask is not None else None
-        )
-        logits_UV = self.backbone.logits(hidden.flatten(0, 1)[batch.source_U])
-        if bool((batch.temperature_U != 1).any()):
-            logits_UV = logits_UV / batch.temperature_U.to(logits_UV.dtype)[:, None]
-        logprobs_UV = torch.log_softmax(logits_UV, -1)
-        logprobs_N = logprobs_UV[batch.prediction_N, batch.target_N]
-        shape = (len(batch.rows), int(batch.lengths_B.max()))
-        place = (batch.row_N, batch.offset_N)
-        empty = logprobs_N.new_zeros(shape)
-        mask_BT = torch.zeros(shape, dtype=torch.bool, device=empty.device).index_put(
-            place, torch.tensor(True, device=empty.device)
-        )
-        entropy_BT = empty
-        if entropy != "none":
-            source_UV = logprobs_UV if entropy == "trained" else logprobs_UV.detach()
-            entropy_U = -(source_UV.exp() * source_UV).sum(-1)
-            entropy_BT = empty.index_put(place, entropy_U[batch.prediction_N])
-        return Scores(empty.index_put(place, logprobs_N), entropy_BT, mask_BT)
+        """`Scorer.forward` of the weights that are on."""
+        return Scores(*self.scorer(batch, entropy))
 
     def logprobs(self, rows: Sequence[Row], temperatures: Sequence[float]) -> list[list[float]]:
-        """Log-probs of each row's reply tokens under the weights that are on, in order."""
+        """Log-probs of each row's reply tokens under the weights that are on, in order.
+
+        Every rank calls this, with rows of its own.
+        """
         found: dict[int, list[float]] = {}
-        with torch.no_grad():
-            for batch in self.pack(rows, temperatures):
+        with torch.no_grad(), self.ranks.together("scoring rows"):
+            for batch in self.ranks.even(self.pack(rows, temperatures), trains=False):
+                if batch is None:
+                    self.score(self._nothing())
+                    continue
                 scores = self.score(batch)
                 for b, number in enumerate(batch.rows):
                     found[number] = scores.logprobs_BT[b, : len(rows[number].reply_ids)].tolist()
         return [found[i] for i in range(len(rows))]
+
+    def _nothing(self) -> MicroBatch:
+        """One token that says nothing: a pass that is made only because the other ranks make one."""
+        return self.pack([Row("", "", (0,), (0,), (0.0,), 0, "", "")], [1.0])[0]
 
     # -- supervised -------------------------------------------------------------------------------
 
@@ -180,25 +217,28 @@ class Trainer:
         """One step on the mean negative log-likelihood (nats) of the reply tokens.
 
         Raises:
-            RunError: a non-finite loss or gradient; no rows.
+            RunError: a non-finite loss or gradient; no rows; another rank is gone.
         """
         if not rows:
             raise RunError(f"policy '{learner.name}' has no demonstrations to learn from")
         num_tokens = sum(len(row.reply_ids) for row in rows)
         rate = learning_rate(spec, step, num_steps)
         optimizer = learner.ready(spec, rate)
-        loss, right = 0.0, 0.0
-        for batch in self.pack(rows, [1.0] * len(rows)):
-            scores = self.score(batch)
-            loss_B = -scores.logprobs_BT.sum(1) / num_tokens
-            self._check(loss_B, batch, rows, learner, step)
-            loss_B.sum().backward()
-            loss += float(loss_B.detach().sum())
-            right += float((scores.logprobs_BT.detach() > math.log(0.5)).logical_and(scores.mask_BT).sum())
-        norm = self._apply(learner, optimizer, spec, rows, step)
+        mine = [rows[i] for i in self.ranks.share(rows)]
+        done = Pass()
+
+        def loss_B(scores: Scores, batch: MicroBatch) -> Tensor:
+            likely_BT = scores.logprobs_BT.detach() > math.log(0.5)
+            done.right += float(likely_BT.logical_and(scores.mask_BT).sum())
+            return -scores.logprobs_BT.sum(1) / num_tokens
+
+        with self.ranks.together(f"in step {step + 1} of policy '{learner.name}'"):
+            self._backward(learner, mine, [1.0] * len(mine), loss_B, "none", done, rows, step)
+            found = self._agree(learner, done, rows, step)
+            norm = self._apply(learner, optimizer, spec, rows, step)
         return {
-            "loss": loss,
-            "likely_frac": right / num_tokens,
+            "loss": sum(part.loss for part in found),
+            "likely_frac": sum(part.right for part in found) / num_tokens,
             "grad_norm": norm,
             "lr": rate,
             "tokens": float(num_tokens),
@@ -221,18 +261,33 @@ class Trainer:
 
         Args:
             disabled: switches the adapter off, for a reference that is the backbone.
+        Raises:
+            RunError: a non-finite loss or gradient; another rank is gone.
         """
-        totals, norms = Totals(), []
-        total_loss = 0.0
+        measured, norms, total_loss = Totals(), [], 0.0
         rate = learning_rate(spec, step, num_steps)
         optimizer = learner.ready(spec, rate)
-        references = self._reference(learner, items, rows, disabled) if loss.kl_weight else None
-        for number in sorted({item.minibatch for item in items}):
-            chosen = [i for i, item in enumerate(items) if item.minibatch == number]
-            mini_rows, mini_items = [rows[i] for i in chosen], [items[i] for i in chosen]
-            mini_refs = [references[i] for i in chosen] if references else None
-            total_loss += self._backward(learner, mini_items, mini_rows, mini_refs, loss, totals, step)
-            norms.append(self._apply(learner, optimizer, spec, mini_rows, step))
+        chosen = {
+            number: [i for i, item in enumerate(items) if item.minibatch == number]
+            for number in sorted({item.minibatch for item in items})
+        }
+        shares = {
+            number: [mini[k] for k in self.ranks.share([rows[i] for i in mini])]
+            for number, mini in chosen.items()
+        }
+        with self.ranks.together(f"in step {step + 1} of policy '{learner.name}'"):
+            kept = sorted(i for share in shares.values() for i in share)
+            references = self._reference(learner, items, rows, kept, disabled) if loss.kl_weight else {}
+            for number, mini in chosen.items():
+                mini_rows = [rows[i] for i in mini]
+                found = self._minibatch(
+                    learner, items, rows, references, shares[number], loss, mini_rows, measured, step
+                )
+                total_loss += sum(part.loss for part in found)
+                norms.append(self._apply(learner, optimizer, spec, mini_rows, step))
+            totals = Totals()
+            for part in self.ranks.gather(measured):
+                totals.join(part)
         own = {"loss": total_loss / len(norms), "grad_norm": max(norms), "lr": rate}
         return (
             own
@@ -244,88 +299,130 @@ class Trainer:
             }
         )
 
-    def _backward(
+    def _minibatch(
         self,
         learner: Learner,
         items: Sequence[TrainItem],
         rows: Sequence[Row],
-        references: Sequence[Sequence[float]] | None,
+        references: Mapping[int, Sequence[float]],
+        share: Sequence[int],
         loss: LossSpec,
-        totals: Totals,
+        mini_rows: Sequence[Row],
+        measured: Totals,
         step: int,
-    ) -> float:
-        summed = 0.0
-        for batch in self.pack(rows, [item.temperature for item in items]):
-            scores = self.score(batch, "trained" if loss.entropy else "measured")
-            like = scores.logprobs_BT
-            advantages_B = like.new_tensor([items[i].advantage for i in batch.rows])
-            weights_B = like.new_tensor([items[i].token_weight for i in batch.rows])
-            old_BT = _grid([rows[i].logprobs for i in batch.rows], like)
-            reference_BT = _grid([references[i] for i in batch.rows], like) if references else None
+    ) -> list[Pass]:
+        """The gradient of this rank's share of a mini-batch, joined with the others'; what each measured."""
+        done = Pass()
+
+        def loss_B(scores: Scores, batch: MicroBatch) -> Tensor:
+            like, places = scores.logprobs_BT, [share[b] for b in batch.rows]
+            advantages_B = like.new_tensor([items[i].advantage for i in places])
+            weights_B = like.new_tensor([items[i].token_weight for i in places])
             loss_BT, metrics = token_loss_BT(
                 scores.logprobs_BT,
-                old_BT,
+                _grid([rows[i].logprobs for i in places], like),
                 advantages_B,
                 loss,
-                reference_BT=reference_BT,
+                reference_BT=_grid([references[i] for i in places], like) if references else None,
                 entropy_BT=scores.entropy_BT,
             )
-            loss_B = (loss_BT * scores.mask_BT).sum(1) * weights_B
-            self._check(loss_B, batch, rows, learner, step)
-            loss_B.sum().backward()
-            summed += float(loss_B.detach().sum())
-            totals.add(metrics, scores.mask_BT)
-        return summed
+            measured.add(metrics, scores.mask_BT)
+            return (loss_BT * scores.mask_BT).sum(1) * weights_B
+
+        mine, temperatures = [rows[i] for i in share], [items[i].temperature for i in share]
+        entropy = "trained" if loss.entropy else "measured"
+        self._backward(learner, mine, temperatures, loss_B, entropy, done, mini_rows, step)
+        return self._agree(learner, done, mini_rows, step)
 
     def _reference(
         self,
         learner: Learner,
         items: Sequence[TrainItem],
         rows: Sequence[Row],
+        kept: Sequence[int],
         disabled: Callable[[], AbstractContextManager[Any]] | None,
-    ) -> list[list[float]]:
+    ) -> dict[int, list[float]]:
+        """The reference's log-probs of the kept rows, by their number."""
         if not learner.has_reference:
             raise RunError(
                 f"policy '{learner.name}' has no reference for its KL",
                 "call snapshot_reference() before training",
             )
-        temperatures = [item.temperature for item in items]
-        if learner.reference is None and disabled is not None:
-            with disabled():
-                return self.logprobs(rows, temperatures)
-        with learner.as_reference():
-            return self.logprobs(rows, temperatures)
+        off = disabled if learner.reference is None and disabled is not None else learner.as_reference
+        with off():
+            found = self.logprobs([rows[i] for i in kept], [items[i].temperature for i in kept])
+        return dict(zip(kept, found, strict=True))
 
     # -- the step itself --------------------------------------------------------------------------
+
+    def _backward(
+        self,
+        learner: Learner,
+        mine: Sequence[Row],
+        temperatures: Sequence[float],
+        loss_of: Callable[[Scores, MicroBatch], Tensor],
+        entropy: Literal["none", "measured", "trained"],
+        done: Pass,
+        rows: Sequence[Row],
+        step: int,
+    ) -> None:
+        """Add the gradients of this rank's rows; with several ranks they are the sum over all afterwards."""
+        if self.ranks.needs_wrapper(learner.name):
+            self._wrap(learner)
+        batches = self.ranks.even(self.pack(mine, temperatures), trains=True)
+        for number, batch in enumerate(batches):
+            is_last = number == len(batches) - 1
+            with self.ranks.calling(self.scorer, learner.name, is_last) as score:
+                if batch is None:
+                    (score(self._nothing(), entropy)[0].sum() * 0.0).backward()
+                    continue
+                scores = Scores(*score(batch, entropy))
+                loss_B = loss_of(scores, batch)
+                wrong = (~torch.isfinite(loss_B.detach())).nonzero()[:, 0].tolist()
+                done.bad += [mine[i].turn_id for i in sorted(batch.rows[b] for b in wrong)]
+                if done.bad and isinstance(self.ranks, Alone):
+                    self._stop("loss", done.bad, rows, learner, step)
+                loss_B.sum().backward()
+                done.loss += float(loss_B.detach().sum())
+
+    def _wrap(self, learner: Learner) -> None:
+        """Try a pass of one token, so that DDP knows whether some weights may take no part in it."""
+        assert isinstance(self.ranks, Ranks)
+        self.score(self._nothing()).logprobs_BT.sum().backward()
+        has_unused = any(p.grad is None for p in learner.parameters.values())
+        learner.forget_gradients()
+        self.ranks.wrap(self.scorer, learner.name, has_unused)
+
+    def _agree(self, learner: Learner, done: Pass, rows: Sequence[Row], step: int) -> list[Pass]:
+        """What every rank measured; one rank's non-finite loss stops them all."""
+        found = self.ranks.gather(done)
+        bad = [turn for part in found for turn in part.bad]
+        if bad:
+            self._stop("loss", bad, rows, learner, step)
+        return found
 
     def _apply(
         self, learner: Learner, optimizer: torch.optim.AdamW, spec: Optimizer, rows: Sequence[Row], step: int
     ) -> float:
         """Clip, check, step, forget the gradients; the norm before clipping."""
-        norm = float(nn.utils.clip_grad_norm_(learner.parameters.values(), spec.max_grad_norm))
+        norm = float(gathered(nn.utils.clip_grad_norm_(learner.parameters.values(), spec.max_grad_norm)))
         if not math.isfinite(norm):
-            self._stop(f"gradient norm {norm}", list(range(len(rows))), rows, learner, step)
+            self._stop(f"gradient norm {norm}", [row.turn_id for row in rows], rows, learner, step)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _check(
-        self, loss_B: Tensor, batch: MicroBatch, rows: Sequence[Row], learner: Learner, step: int
-    ) -> None:
-        bad = (~torch.isfinite(loss_B.detach())).nonzero()[:, 0].tolist()
-        if bad:
-            self._stop("loss", sorted(batch.rows[b] for b in bad), rows, learner, step)
-
-    def _stop(self, what: str, bad: Sequence[int], rows: Sequence[Row], learner: Learner, step: int) -> None:
+    def _stop(self, what: str, bad: Sequence[str], rows: Sequence[Row], learner: Learner, step: int) -> None:
         """Write the batch for a post-mortem, forget the gradients, and raise."""
         file = self.dump_dir / f"nonfinite-{learner.name.replace('/', '.')}-step{step + 1}.pt"
-        with boundary(str(file)) as caught:
-            self.dump_dir.mkdir(parents=True, exist_ok=True)
-            torch.save({"bad": [rows[i].turn_id for i in bad], "rows": [asdict(row) for row in rows]}, file)
-        for parameter in learner.parameters.values():
-            parameter.grad = None
-        names = ", ".join(rows[i].turn_id for i in bad[:8]) + (" …" if len(bad) > 8 else "")
-        dumped = f"the batch can't be written: {caught.error}" if caught.error else f"the batch is in {file}"
+        dumped = f"the batch is in {file}"
+        if self.ranks.is_first:
+            with boundary(str(file)) as caught:
+                self.dump_dir.mkdir(parents=True, exist_ok=True)
+                torch.save({"bad": list(bad), "rows": [asdict(row) for row in rows]}, file)
+            dumped = f"the batch can't be written: {caught.error}" if caught.error else dumped
+        learner.forget_gradients()
+        names = ", ".join(bad[:8]) + (" …" if len(bad) > 8 else "")
         place = f"policy '{learner.name}', step {step + 1}"
         raise RunError(
             f"{place}: non-finite {what}; turns {names}; {dumped}",

@@ -14,10 +14,10 @@ import torch
 
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
-from masflow.models import saving
 from masflow.models.bases import load_base
 from masflow.models.policies import Policies
 from masflow.models.publishing import Payload, Probe, as_tensor
+from masflow.models.weights import checksum, digest_of
 
 MakePlan = Callable[..., Plan]
 
@@ -65,7 +65,7 @@ def test_a_full_policy_arrives_bit_for_bit(
     assert not payload.base and not _same(trainer, speaker)
     speaker.receive(_sent(payload))
     assert _same(trainer, speaker) and speaker.versions == {"m": 1}
-    assert payload.checksum == saving.checksum(speaker.learners["m"].parameters)
+    assert payload.checksum == checksum(speaker.learners["m"].parameters)
 
 
 def test_one_adapter_travels_alone_and_reaches_only_its_policy(group_plan: MakePlan, tmp_path: Path) -> None:
@@ -77,12 +77,12 @@ def test_one_adapter_travels_alone_and_reaches_only_its_policy(group_plan: MakeP
     payload = trainer.payload("m/solver")
     adapter = sum(p.numel() * 4 for p in trainer.learners["m/solver"].parameters.values())
     assert payload.num_bytes == adapter and not payload.base
-    before = saving.checksum(speaker.learners["m/asker"].parameters)
+    before = checksum(speaker.learners["m/asker"].parameters)
     speaker.receive(_sent(payload))
     for name in ("asker", "solver", "judge"):
         mine, theirs = (p.learners[f"m/{name}"].parameters for p in (trainer, speaker))
-        assert (saving.checksum(mine) == saving.checksum(theirs)) == (name == "solver")
-    assert saving.checksum(speaker.learners["m/asker"].parameters) == before
+        assert (checksum(mine) == checksum(theirs)) == (name == "solver")
+    assert checksum(speaker.learners["m/asker"].parameters) == before
     assert speaker.versions == {"m/asker": 0, "m/solver": 1, "m/judge": 0}
     for name in ("asker", "judge"):
         speaker.receive(trainer.payload(f"m/{name}"))
@@ -149,7 +149,7 @@ def test_a_damaged_payload_is_refused_by_policy_and_tensor(
     else:
         wrong = np.zeros((2, 2), np.float32)
         payload.tensors[name] = wrong
-        payload.checksums[name] = saving.digest_of(name, wrong)
+        payload.checksums[name] = digest_of(name, wrong)
     before = _everything(speaker)
     with pytest.raises(RunError, match=rf"'m/solver' version 1: tensor '{name}'"):
         speaker.receive(payload)

@@ -1,0 +1,73 @@
+"""The forward pass of training as one module, so that wrappers for several processes see every call.
+
+Shapes: as in `packs`. Knows no losses and no processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from masflow.models.backbone import Backbone
+from masflow.models.packs import MicroBatch
+
+__all__ = ["Scorer"]
+
+
+class Scorer(nn.Module):
+    """Micro-batch in, log-probs out. Its parameters are the model's; DDP and FSDP2 wrap it."""
+
+    base_model_prefix = "base_model"
+    """Where accelerate looks for the stack under the head."""
+
+    def __init__(self, backbone: Backbone):
+        super().__init__()
+        self.model = backbone.model
+        self.backbone = backbone
+        present = {type(module).__name__ for module in backbone.model.modules()}
+        listed = getattr(backbone.model, "_no_split_modules", None) or ()
+        self._no_split_modules = [name for name in listed if name in present]
+        """Layers that FSDP2 shards one by one; a family's list may name some that this model lacks."""
+
+    @property
+    def base_model(self) -> Any:
+        return self.model.base_model
+
+    def get_input_embeddings(self) -> Any:
+        return self.model.get_input_embeddings()
+
+    def get_output_embeddings(self) -> Any:
+        return self.model.get_output_embeddings()
+
+    def forward(
+        self, batch: MicroBatch, entropy: Literal["none", "measured", "trained"] = "none"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs of the reply tokens, of the softmax of logits divided by the row's temperature.
+
+        Args:
+            entropy: whether entropies are computed, and whether gradients flow through them.
+        Returns:
+            (B, T) log-probs, (B, T) entropies, (B, T) bool: which places are reply tokens; 0 elsewhere.
+        """
+        hidden = self.backbone.hidden(
+            batch.ids_ST, batch.mask, batch.positions_ST if batch.mask is not None else None
+        )
+        logits_UV = self.backbone.logits(hidden.flatten(0, 1)[batch.source_U])
+        if bool((batch.temperature_U != 1).any()):
+            logits_UV = logits_UV / batch.temperature_U.to(logits_UV.dtype)[:, None]
+        logprobs_UV = torch.log_softmax(logits_UV, -1)
+        logprobs_N = logprobs_UV[batch.prediction_N, batch.target_N]
+        shape = (len(batch.rows), int(batch.lengths_B.max()))
+        place = (batch.row_N, batch.offset_N)
+        empty = logprobs_N.new_zeros(shape)
+        mask_BT = torch.zeros(shape, dtype=torch.bool, device=empty.device).index_put(
+            place, torch.tensor(True, device=empty.device)
+        )
+        entropy_BT = empty
+        if entropy != "none":
+            source_UV = logprobs_UV if entropy == "trained" else logprobs_UV.detach()
+            entropy_U = -(source_UV.exp() * source_UV).sum(-1)
+            entropy_BT = empty.index_put(place, entropy_U[batch.prediction_N])
+        return empty.index_put(place, logprobs_N), entropy_BT, mask_BT
