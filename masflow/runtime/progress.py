@@ -82,6 +82,9 @@ class Display:
         begun = f"resumed at step {facts['step']}" if facts["resumed"] else "new run"
         self._say(f"{begun} in {facts['out']}")
         for name, model in facts["models"].items():
+            if "endpoint" in model:
+                self._say(f"  {name}: {model['model']} at {model['endpoint']}")
+                continue
             learned = sum(model["trainable"].values())
             sizes = (
                 f"{model['parameters']:,} parameters, {learned:,} trained, vocabulary {model['vocabulary']:,}"

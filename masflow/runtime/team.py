@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,15 @@ from masflow.models.engine import Reply, Request
 from masflow.rl.batch import TrainRow
 from masflow.rl.losses import LossSpec
 from masflow.runtime.backend import Backend
+from masflow.runtime.endpoint_group import EndpointGroup
 from masflow.runtime.local import LocalBackend
 from masflow.runtime.placement import asks_of
 from masflow.runtime.rundir import StopFlag
+from masflow.runtime.stream import Stream
 from masflow.spec.runtime import Runtime
 
 if TYPE_CHECKING:
-    from masflow.runtime.model_group import Call, ModelGroup
+    from masflow.runtime.model_group import ModelGroup
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,6 @@ class Traffic:
 class Team:
     """All physical models of a plan. A RolloutEngine: `generate` routes by policy and keeps the order."""
 
-    repeats = True
-
     def __init__(
         self, plan: Plan, run_dir: Path, stop: StopFlag | None = None, backend: Backend | None = None
     ):
@@ -60,21 +60,31 @@ class Team:
         from masflow.runtime.model_group import ModelGroup
 
         self._backend = backend or backend_of(plan.runtime)
-        self.groups: dict[str, ModelGroup] = {}
+        self.groups: dict[str, ModelGroup | EndpointGroup] = {}
+        own = [model for model in plan.models if model.endpoint is None]
         with ExitStack() as stack:
             stack.callback(self.close)
-            self._backend.reserve({n: ask for m in plan.models for n, ask in asks_of(m, plan.runtime)})
-            for model in plan.models:
+            self._backend.reserve({n: ask for m in own for n, ask in asks_of(m, plan.runtime)})
+            # Servers come first: they are asked while the models here speak.
+            for model in (m for m in plan.models if m.endpoint is not None):
+                self.groups[model.name] = EndpointGroup(model, stop.check if stop else _go_on)
+            for model in own:
                 self.groups[model.name] = ModelGroup(model, plan, run_dir, self._backend)
             for group in self.groups.values():
                 group.ready()
             stack.pop_all()
+        self.repeats = all(group.repeats for group in self.groups.values())
         self.policies: tuple[PolicyIR, ...] = plan.policies
         self._group_of = {p.name: self.groups[p.model] for p in plan.policies}
         self._stop = stop
         self._hub_bytes = 0
+        check = stop.check if stop else _go_on
+        self.stream = (
+            None if plan.runtime.deterministic else Counted(self, plan.runtime.call_timeout_s, check)
+        )
+        """Answers requests as they come, where the run need not repeat."""
 
-    def group_of(self, policy: str) -> ModelGroup:
+    def group_of(self, policy: str) -> ModelGroup | EndpointGroup:
         return self._group_of[policy]
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
@@ -82,7 +92,7 @@ class Team:
         if self._stop is not None:
             self._stop.check()
         replies: dict[int, Reply] = {}
-        asked: list[tuple[ModelGroup, list[int], list[Call]]] = []
+        asked: list[tuple[Any, list[int], list[Any]]] = []
         for group in self.groups.values():
             mine = [i for i, request in enumerate(requests) if self._group_of[request.policy] is group]
             if mine:
@@ -144,6 +154,27 @@ class Team:
         for group in self.groups.values():
             group.close()
         self._backend.close()
+
+
+class Counted(Stream):
+    """A stream whose messages are counted."""
+
+    def __init__(self, team: Team, timeout_s: float, check: Callable[[], None]):
+        super().__init__(team._group_of, team._backend, timeout_s, check)
+        self._team = team
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._team._hub_bytes += _size(requests)
+        super().submit(requests)
+
+    def collect(self) -> list[Reply]:
+        replies = super().collect()
+        self._team._hub_bytes += _size(replies)
+        return replies
+
+
+def _go_on() -> None:
+    """Nobody asks for a stop."""
 
 
 def backend_of(runtime: Runtime) -> Backend:
