@@ -3,8 +3,36 @@
 Light on purpose: importing this package imports neither torch nor ray.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from masflow.errors import EpisodeError, MasflowError, Problem, RunError, SpecError
 
-__all__ = ["EpisodeError", "MasflowError", "Problem", "RunError", "SpecError", "__version__"]
+if TYPE_CHECKING:
+    from masflow.program import workflow
+    from masflow.runtime.awaiting import gather
+
+__all__ = [
+    "EpisodeError",
+    "MasflowError",
+    "Problem",
+    "RunError",
+    "SpecError",
+    "__version__",
+    "gather",
+    "workflow",
+]
 
 __version__ = "0.1.0"
+
+_PLACES = {"workflow": "masflow.program", "gather": "masflow.runtime.awaiting"}
+"""Names that are imported when they are first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        from importlib import import_module
+
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'masflow' has no attribute '{name}'")

@@ -23,7 +23,18 @@ from typing import Any, Literal
 from masflow.errors import Problem, SpecError, Where
 from masflow.project import Loaded, Source, display_path, find_root, load_data
 
-__all__ = ["Group", "Name", "NodeName", "Workflow", "experiment", "field", "mapping", "runtime"]
+__all__ = [
+    "Group",
+    "Name",
+    "NodeName",
+    "Workflow",
+    "experiment",
+    "field",
+    "mapping",
+    "plain_data",
+    "runtime",
+    "type_data",
+]
 
 DocumentPath = tuple[str | int, ...]
 SCALARS = {str: "str", int: "int", float: "float", bool: "bool", Any: "any", object: "any"}
@@ -55,7 +66,7 @@ class NodeName(str):
 
     def switch(self, expression: str, to: dict[Any, str | Sequence[str]]) -> None:
         """Go on at the node that a value of a bare expression names: `{from, switch, to}` of the language."""
-        self._team._edge({"from": str(self), "switch": expression, "to": _plain(to)}, _caller())
+        self._team._edge({"from": str(self), "switch": expression, "to": plain_data(to)}, _caller())
 
 
 class Group:
@@ -103,10 +114,10 @@ class Workflow:
         self._problems: list[Problem] = []
         for key, entries in (("task", task), ("state", state)):
             if entries is not None:
-                self._data[key] = {entry: _type(value) for entry, value in entries.items()}
+                self._data[key] = {entry: type_data(value) for entry, value in entries.items()}
         if params is not None:
-            self._data["params"] = _plain(params)
-        self._data |= {key: _plain(value) for key, value in settings.items()}
+            self._data["params"] = plain_data(params)
+        self._data |= {key: plain_data(value) for key, value in settings.items()}
         self.start = NodeName("start", self)
         self.end = NodeName("end", self)
 
@@ -114,13 +125,13 @@ class Workflow:
         """Add a role; settings are its keys: `prompt`, `reply`, `sampling`, `conversation`, `tools`, …"""
         reply = settings.get("reply")
         if isinstance(reply, dict):
-            settings["reply"] = {k: _type(v) if k in ("tags", "json") else v for k, v in reply.items()}
+            settings["reply"] = {k: type_data(v) if k in ("tags", "json") else v for k, v in reply.items()}
         return Name(self._add("roles", name, settings))
 
     def tool(self, name: str, use: str | Callable[..., Any], **settings: Any) -> Name:
         """Add a tool: a built-in's name, a reference or the function itself, and its settings."""
         if "parameters" in settings:
-            settings["parameters"] = {k: _type(v) for k, v in settings["parameters"].items()}
+            settings["parameters"] = {k: type_data(v) for k, v in settings["parameters"].items()}
         return Name(self._add("tools", name, {"use": use, **settings}))
 
     def workflow(self, name: str, definition: str | Workflow) -> Name:
@@ -133,20 +144,20 @@ class Workflow:
 
     def edge(self, edge: str | dict[str, Any]) -> None:
         """Add edges as the language writes them: a chain, or the long form."""
-        self._edge(_plain(edge), _caller())
+        self._edge(plain_data(edge), _caller())
 
     def reward(self, name: str, use: str | Callable[..., Any], **settings: Any) -> Name:
         """Add a reward: a reference, `well_formed` or the function itself, and its keys."""
         entries = self._data.setdefault("rewards", [])
         here = _caller()
-        data = _plain({"name": name, "use": use, **settings}, self._problems, here)
+        data = plain_data({"name": name, "use": use, **settings}, self._problems, here)
         self._places[("rewards", len(entries))] = here
         entries.append(data)
         return Name(name)
 
     def output(self, **fields: Any) -> None:
         """Say what the workflow gives."""
-        self._data.setdefault("output", {}).update(_plain(fields))
+        self._data.setdefault("output", {}).update(plain_data(fields))
         self._places.setdefault(("output",), _caller())
 
     def build(self) -> Loaded[Any]:
@@ -174,7 +185,7 @@ class Workflow:
         if isinstance(settings, Workflow):
             self._nest(settings, section, name)
         self._places[(section, name)] = here
-        entries[name] = _plain(settings, self._problems, here)
+        entries[name] = plain_data(settings, self._problems, here)
         return name
 
     def _nest(self, inner: Workflow, *path: str) -> None:
@@ -189,8 +200,8 @@ class Workflow:
 
 def field(type_: Any, **settings: Any) -> dict[str, Any]:
     """A field of the task (`hidden`, `from_`) or of state (`default`, `merge`) in long form."""
-    made: dict[str, Any] = {"type": _type(type_)}
-    return made | _plain(settings)
+    made: dict[str, Any] = {"type": type_data(type_)}
+    return made | plain_data(settings)
 
 
 def mapping(models: dict[str, Any]) -> Loaded[Any]:
@@ -212,13 +223,13 @@ def runtime(**settings: Any) -> Loaded[Any]:
 
 
 def experiment(
-    workflow: str | Workflow,
+    workflow: str | Workflow | Callable[..., Any],
     mapping: str | Loaded[Any],
     *,
     params: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Loaded[Any]:
-    """An experiment document over a builder or a file.
+    """An experiment document over a builder, a file, or a function that `@workflow` decorates.
 
     Args:
         mapping: a file, or what `mapping` gave; so is `runtime` among the settings.
@@ -239,11 +250,11 @@ def experiment(
         if isinstance(document, Loaded):
             at_lines = {(key, *path): document.source.where(*path) for path in document.source.lines}
             places |= at_lines
-    return _load(_plain({**data, **settings}, [], here), places, "experiment", here)
+    return _load(plain_data({**data, **settings}, [], here), places, "experiment", here)
 
 
 def _document(kind: str, data: dict[str, Any], here: Where) -> Loaded[Any]:
-    return _load(_plain(data, [], here), {(): here}, kind, here)
+    return _load(plain_data(data, [], here), {(): here}, kind, here)
 
 
 def _load(data: dict[str, Any], places: dict[DocumentPath, Where], kind: str, here: Where) -> Loaded[Any]:
@@ -268,16 +279,16 @@ def _at(where: Where, *path: str) -> Where:
     return Where(where.file, where.line, ".".join(path))
 
 
-def _plain(value: Any, problems: list[Problem] | None = None, here: Where | None = None) -> Any:
+def plain_data(value: Any, problems: list[Problem] | None = None, here: Where | None = None) -> Any:
     """Data as YAML would give it: names as strings, functions as references, documents as mappings."""
     if isinstance(value, Workflow):
         return value._data
     if isinstance(value, Loaded):
         return value.spec
     if isinstance(value, dict):
-        return {_word(key): _plain(inner, problems, here) for key, inner in value.items()}
+        return {_word(key): plain_data(inner, problems, here) for key, inner in value.items()}
     if isinstance(value, (list, tuple, set)):
-        return [_plain(inner, problems, here) for inner in value]
+        return [plain_data(inner, problems, here) for inner in value]
     if isinstance(value, str):
         return str(value)
     if callable(value) and not isinstance(value, type):
@@ -304,26 +315,26 @@ def _reference(function: Callable[..., Any], problems: list[Problem], here: Wher
     return f"{Path(file).resolve()}:{name}"
 
 
-def _type(value: Any) -> Any:
+def type_data(value: Any) -> Any:
     """A Python type as a type of the language; anything else as it is."""
     origin, args = typing.get_origin(value), typing.get_args(value)
     if origin is list:
-        return [_type(args[0])]
+        return [type_data(args[0])]
     if origin is Literal:
-        return [_plain(arg) for arg in args]
+        return [plain_data(arg) for arg in args]
     if origin in (typing.Union, types.UnionType) and type(None) in args and len(args) == 2:
-        inner = _type(next(arg for arg in args if arg is not type(None)))
+        inner = type_data(next(arg for arg in args if arg is not type(None)))
         if not isinstance(inner, str):
             message = f"{value} can't be null: only str, int, float and bool can in a document"
             raise SpecError(Problem.at(_caller(), "unknown-type", message, "leave out '| None'"))
         return f"{inner}?"
     if is_dataclass(value) and isinstance(value, type):
         hints = typing.get_type_hints(value)
-        return {f.name: _type(hints[f.name]) for f in fields(value)}
+        return {f.name: type_data(hints[f.name]) for f in fields(value)}
     if isinstance(value, dict):
-        return {_word(key): _type(inner) for key, inner in value.items()}
+        return {_word(key): type_data(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_type(inner) for inner in value]
+        return [type_data(inner) for inner in value]
     if isinstance(value, type) or value is Any:
         return SCALARS.get(value, f"{getattr(value, '__name__', value)}")
-    return _plain(value)
+    return plain_data(value)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from masflow.compiler.graph import FunctionIR
-from masflow.errors import Problem, RunError, Where, boundary
+from masflow.errors import Problem, RunError, SpecError, Where, boundary
 from masflow.probe import load_module
 from masflow.spec.types import parse_type
 
@@ -60,6 +60,30 @@ def inspect_functions(
         message = f"'{ref}' wasn't looked at: too many other files crash or hang"
         found[ref] = Problem.at(where[ref], "import-fails", message, "mend the other files first")
     return found
+
+
+def read_program(ref: str, where: Where, root: Path, timeout_s: float = 20) -> dict[str, Any]:
+    """What the decorator of a workflow's function declares, read in a process apart.
+
+    Returns:
+        `{data, lines, problems}`, as `masflow.program` makes them.
+    Raises:
+        SpecError: the file can't be imported, has no such function, or the function isn't decorated.
+    """
+    lines, end = _run_probe([ref], root, timeout_s)
+    line = next((line for line in lines if "ref" in line), None)
+    file, _, name = ref.rpartition(":")
+    if line is None:
+        fix = f"keep work out of {file}'s top level"
+        raise SpecError(Problem.at(where, "import-fails", f"importing {file} {end}", fix))
+    found = _result(line, where)
+    if isinstance(found, Problem):
+        raise SpecError(found)
+    if "program" not in line:
+        message = f"'{name}' of {file} is a function, but no workflow: it has no '@workflow(…)'"
+        fix = f"write '@workflow(task=…, roles=…)' above 'async def {name}'"
+        raise SpecError(Problem.at(where, "not-a-workflow", message, fix))
+    return line["program"]
 
 
 def _run_probe(refs: list[str], root: Path, timeout_s: float) -> tuple[list[dict[str, Any]], str]:

@@ -87,6 +87,9 @@ def describe(ref: str, root: str) -> dict[str, Any]:
     with boundary(ref) as caught:
         found = _signature(function)
         found["hash"] = _hash(module)
+        declared = getattr(function, "__masflow_workflow__", None)
+        if declared is not None:
+            found["program"] = declared()
         return found
     return {"error": f"can't be looked at: {caught.error}", "code": "import-fails", "fix": f"mend {name}"}
 

@@ -12,17 +12,19 @@ MAX_FUNCTION_LINES = 80
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 # Each part may import itself and what stands before it. `rl` and `models` know nothing of `runtime`.
-FOUNDATION = {"errors", "trace", "spec", "project", "functions", "library", "timelimit"}
+FOUNDATION = {"errors", "trace", "spec", "project", "functions", "library", "timelimit", "decorators"}
 ALLOWED = {
     "errors": set(),
     "trace": {"errors"},
     "timelimit": set(),
+    "decorators": set(),
     "spec": {"errors", "trace"},
     "project": {"errors", "spec", "library"},
-    "library": {"errors", "spec"},
+    "library": {"errors", "spec", "decorators"},
     "probe": {"errors"},
     "functions": FOUNDATION | {"compiler", "probe"},
     "dsl": FOUNDATION,
+    "program": FOUNDATION | {"dsl"},
     "compiler": FOUNDATION | {"passes"},
     "passes": FOUNDATION | {"compiler"},
     "tools": FOUNDATION | {"compiler"},

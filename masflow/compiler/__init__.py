@@ -80,10 +80,9 @@ def _experiment_draft(experiment: Any, mapping: Any, runtime: Any, overrides: Ma
 def check(path: Path | str) -> list[Problem]:
     """Every problem and warning of a document of any kind; bad input never raises."""
     from masflow.compiler.pipeline import WORKFLOW_STEPS, Draft, run_steps
-    from masflow.project import load
 
     try:
-        loaded = load(Path(path))
+        loaded = _loaded(path, None)
         if loaded.kind == "workflow":
             found = run_steps(Draft(loaded.root, workflow=loaded), WORKFLOW_STEPS).problems
         elif loaded.kind == "experiment":
@@ -109,10 +108,19 @@ def load_plan(text: str) -> Plan:
     return digest.load_plan(text)
 
 
-def _loaded(document: Any, kind: str) -> Loaded[Any]:
+def _loaded(document: Any, kind: str | None) -> Loaded[Any]:
+    """A document by its file, or `file.py:function`, unless it is one already."""
+    from masflow.errors import Where
     from masflow.project import load
 
-    return load(Path(document), kind) if isinstance(document, (str, Path)) else document
+    if not isinstance(document, (str, Path)):
+        return document
+    from masflow.compiler.programs import load_workflow, split_ref
+
+    file, name = split_ref(str(document))
+    if kind in (None, "workflow") and file.endswith(".py") and Path(file).is_file():
+        return load_workflow(Path(file), name, Where(str(document)))
+    return load(Path(document), kind)
 
 
 def _raise(problems: list[Problem]) -> None:

@@ -61,7 +61,8 @@ def link_data(
         sources = [
             s for s in (_source(loaded, part, place, problems) for part, place in _parts(source, at)) if s
         ]
-        found[split] = tuple(sources)
+        found[split] = tuple(_named(sources))
+        problems.extend(_weight_problems(loaded, split, source, at, sources))
         if graph is not None:
             for one in sources:
                 demonstrated = split == "warm_start"
@@ -74,6 +75,42 @@ def link_data(
         where = loaded.source.where("data")
         problems.append(Problem.at(where, "warn-no-train-data", message, "add data: {train: FILE}"))
     return found
+
+
+def _named(sources: list[SourceIR]) -> Iterable[SourceIR]:
+    """Names that differ within a split."""
+    taken: set[str] = set()
+    for source in sources:
+        name, number = source.name, 2
+        while name in taken:
+            name, number = f"{source.name}_{number}", number + 1
+        taken.add(name)
+        yield replace(source, name=name)
+
+
+def _weight_problems(
+    loaded: Loaded[Experiment],
+    split: str,
+    source: Any,
+    at: tuple[str | int, ...],
+    sources: list[SourceIR],
+) -> Iterable[Problem]:
+    """Weights that nothing is drawn by, or that some sources of a mixture lack."""
+    given = [s for s in sources if s.weight is not None]
+    if not given:
+        return
+    where = loaded.source.where(*at)
+    if split not in ("train", "warm_start"):
+        message = f"the rows of '{split}' are scored once each, so a weight has no effect"
+        yield Problem.at(where, "option-without-effect", message, "remove it")
+    elif not isinstance(source, tuple) or len(source) == 1:
+        message = "a weight is a share among several sources, and this one stands alone"
+        yield Problem.at(where, "option-without-effect", message, "remove it, or add a source")
+    elif len(given) < len(sources):
+        message = (
+            f"{len(given)} of {len(sources)} sources have a weight: the shares of the others are unknown"
+        )
+        yield Problem.at(where, "mixed-weights", message, "give every source a weight, or none")
 
 
 def _parts(source: Any, at: tuple[str | int, ...]) -> Iterable[tuple[Any, tuple[str | int, ...]]]:
@@ -97,7 +134,12 @@ def _source(
             and not one.path.startswith(".")
         ):
             return SourceIR(
-                one.path, text_hash(f"{one.path}:{one.split}"), one.split, one.weight, is_file=False
+                one.path,
+                text_hash(f"{one.path}:{one.split}"),
+                one.split,
+                one.weight,
+                is_file=False,
+                name=one.name or one.path.rpartition("/")[2],
             )
         problems.extend(error.problems)
         return None
@@ -111,7 +153,13 @@ def _source(
     if one.split is not None:
         message = f"'{one.path}' is a file, which has no splits"
         problems.append(Problem.at(where, "option-without-effect", message, "remove 'split'"))
-    return SourceIR(str(path), file_hash(path), None, one.weight)
+    return SourceIR(str(path), file_hash(path), None, one.weight, name=one.name or _stem(path))
+
+
+def _stem(path: Path) -> str:
+    """A file's name without its endings."""
+    ending = next((end for end in (".jsonl.gz", *FILE_ENDS) if path.name.lower().endswith(end)), "")
+    return path.name[: len(path.name) - len(ending)] or path.name
 
 
 def _saved_source(path: Path, one: DataSource, where: Where, problems: list[Problem]) -> SourceIR | None:
@@ -121,7 +169,7 @@ def _saved_source(path: Path, one: DataSource, where: Where, problems: list[Prob
         problems.append(folder)
         return None
     try:
-        return SourceIR(str(folder), saved_hash(folder), None, one.weight)
+        return SourceIR(str(folder), saved_hash(folder), None, one.weight, name=one.name or path.name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SpecError) as error:
         message = f"'{one.path}' can't be read: {error}"
         problems.append(Problem.at(where, "unreadable-data", message, "save it again with save_to_disk"))
@@ -206,7 +254,8 @@ def expected_groups(
                 if role is None or not members & trained:
                     continue
                 marks = [mark for mark, holds in (
-                    ("visit", bool(regions.cycle_of(node.name))),
+                    ("visit", bool(regions.cycle_of(node.name)) or place.graph.program is not None),
+                    ("key", place.graph.program is not None),
                     ("item", node.foreach is not None),
                     ("copy", bool(role.members) and not role.is_family),
                     ("call", bool(role.tools)),

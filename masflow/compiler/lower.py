@@ -15,13 +15,25 @@ from typing import Any
 
 from masflow.compiler.arrows import Arrows, lower_edges
 from masflow.compiler.documents import Doc, file_hash
-from masflow.compiler.graph import START, FunctionIR, Graph, Node, RoleIR, StateFieldIR, TaskFieldIR, ToolIR
+from masflow.compiler.graph import (
+    START,
+    FunctionIR,
+    Graph,
+    Node,
+    ProgramIR,
+    RoleIR,
+    StateFieldIR,
+    TaskFieldIR,
+    ToolIR,
+)
 from masflow.compiler.limits import limits_of, raise_limits
+from masflow.compiler.programs import UNLIMITED, agent_tool, load_workflow, split_ref
 from masflow.compiler.regions import with_joins
 from masflow.compiler.routing import lower_rewards
 from masflow.errors import Problem, SpecError, closest, unknown
-from masflow.project import Loaded, load
+from masflow.project import Loaded
 from masflow.spec import workflow as ws
+from masflow.spec.program import Program
 from masflow.spec.tools import BUILTINS, settings_problems
 from masflow.trace import DEFAULT_POLICY
 
@@ -48,7 +60,7 @@ class Lowering:
     """Graphs with an edge that could not be read: their flow is not judged."""
     _key_of: dict[tuple[Any, ...], str] = field(default_factory=dict)
     _stack: list[tuple[Any, ...]] = field(default_factory=list)
-    _loaded: dict[Path, Loaded[Any] | None] = field(default_factory=dict)
+    _loaded: dict[tuple[Path, str | None], Loaded[Any] | None] = field(default_factory=dict)
     _places: dict[str, int] = field(default_factory=dict)
 
     def workflow(
@@ -61,7 +73,8 @@ class Lowering:
         Returns:
             The graph's name in `graphs`; None when it can't be lowered (a recursion).
         """
-        place = (str(doc.path), doc.prefix, id(doc.spec) if doc.path is None else 0)
+        own = doc.spec.function if isinstance(doc.spec, Program) else ""
+        place = (str(doc.path), own, doc.prefix, id(doc.spec) if doc.path is None else 0)
         where = (by or doc).where(*at)
         if place in self._stack:
             message, fix = f"workflow '{doc.spec.name}' calls itself", "write the repetition as a loop"
@@ -118,16 +131,17 @@ class Lowering:
         elif doc.spec.workflows and re.fullmatch(r"\w+", ref):
             self.problems.append(unknown(doc.where(*at), "workflow", ref, doc.spec.workflows))
             return None
-        path = doc.resolve(ref, "workflow file", self.problems, *at)
+        file, name = split_ref(ref)
+        path = doc.resolve(file, "workflow file", self.problems, *at)
         if path is None:
             return None
-        if path not in self._loaded:
+        if (path, name) not in self._loaded:
             try:
-                self._loaded[path] = load(path, "workflow")
+                self._loaded[path, name] = load_workflow(path, name, doc.where(*at))
             except SpecError as error:
                 self.problems.extend(error.problems)
-                self._loaded[path] = None
-        loaded = self._loaded[path]
+                self._loaded[path, name] = None
+        loaded = self._loaded[path, name]
         return doc_of(loaded) if loaded else None
 
 
@@ -165,7 +179,28 @@ class _GraphLowering:
             where=doc.where(),
         )
         graph = replace(graph, functions=self._functions(graph))
+        if isinstance(spec, Program):
+            return self._program(graph, spec)
         return graph if self.key in self.all.incomplete else raise_limits(with_joins(graph), spec)
+
+    def _program(self, graph: Graph, spec: Program) -> Graph:
+        """A graph that a function plays: its nodes are what may be called, its tools those workflows too."""
+        most = spec.limits.visits or UNLIMITED
+        agents, fields = [], {entry.name: entry for entry in graph.task}
+        called = {name for role in graph.roles for name in role.tools}
+        for node in graph.nodes:
+            if node.kind == "workflow" and node.name in called and node.workflow is not None:
+                made = agent_tool(node.name, self.all.graphs[node.workflow], fields, node.where)
+                if isinstance(made, Problem):
+                    self.problems.append(made)
+                else:
+                    agents.append(made)
+        return replace(
+            graph,
+            nodes=tuple(replace(node, max_visits=most) for node in graph.nodes),
+            tools=(*graph.tools, *agents),
+            program=ProgramIR(FunctionIR(spec.function), spec.timeout_s),
+        )
 
     def _functions(self, graph: Graph) -> tuple[FunctionIR, ...]:
         refs = [n.call for n in graph.nodes if n.call]

@@ -17,13 +17,21 @@ from masflow.compiler.graph import END, START, Arrow, Graph, Node, RewardIR, Rol
 from masflow.compiler.guards import VISITED_BEFORE, Facts
 from masflow.compiler.inference import INT, STR, UNKNOWN, declared, fits, list_of, non_null
 from masflow.compiler.regions import Regions
-from masflow.compiler.scopes import AnyScope, ClosedScope, GraphNames, NodeScope, raw_type
+from masflow.compiler.scopes import (
+    AnyScope,
+    CallScope,
+    ClosedScope,
+    EndScope,
+    GraphNames,
+    NodeScope,
+    raw_type,
+)
 from masflow.compiler.team import speakers_of
 from masflow.errors import Problem, Where
 from masflow.project import display_path
 from masflow.spec.types import Type
 
-__all__ = ["check_names"]
+__all__ = ["check_names", "check_program_names"]
 
 Place = tuple[str | int, ...]
 """Keys that lead to a value in the document."""
@@ -47,6 +55,37 @@ def check_names(
         checker.value(raw, NodeScope(checker.names, END), ("output", name))
     for i, reward in enumerate(graph.rewards):
         checker.reward(reward, i)
+    return list(dict.fromkeys(checker.problems))
+
+
+def check_program_names(graph: Graph, graphs: Mapping[str, Graph], doc: Doc | None = None) -> list[Problem]:
+    """The texts of a workflow that is a function: syntax, types, hidden fields; names as far as known.
+
+    A prompt may name what only a call hands over, so that no name of it is unknown here.
+    """
+    checker = _Checker(graph, graphs, GraphNames(graph, graphs), doc)
+    checker.clashes()
+    for role in graph.roles:
+        spec = doc.spec.roles.get(role.name) if doc is not None else None
+        for key, text in (
+            ("system", role.system),
+            ("prompt", role.prompt),
+            ("next_prompt", role.next_prompt),
+        ):
+            written = getattr(spec, key, None)
+            checker.prompt(text, CallScope(checker.names), ("roles", role.name, key), written, frozenset())
+        if role.reply.format == "choice" and isinstance(role.reply.choice, str):
+            place = ("roles", role.name, "reply", "choice")
+            checker.expression(role.reply.choice, CallScope(checker.names), place)
+    at_end = EndScope(checker.names, {"result": Found(UNKNOWN)})
+    for name, raw in graph.output.items():
+        checker.value(raw, at_end, ("output", name))
+    for i, reward in enumerate(graph.rewards):
+        own = {"output": Found(UNKNOWN)}
+        if reward.level == "turn":
+            kinds = {"visit": INT, "me": STR, "item": UNKNOWN, "key": UNKNOWN, "result": UNKNOWN}
+            own = {name: Found(kind) for name, kind in kinds.items()}
+        checker.reward(reward, i, EndScope(checker.names, own))
     return list(dict.fromkeys(checker.problems))
 
 
@@ -145,8 +184,8 @@ class _Checker:
                 message = f"the switch on '{node.switch}' is over {article(found)}; it needs a choice"
                 self.problem(where, "switch-type", message, "switch over a field of type [word, word]")
 
-    def reward(self, reward: RewardIR, i: int) -> None:
-        scope = self._reward_scope(reward)
+    def reward(self, reward: RewardIR, i: int, scope: Scope | None = None) -> None:
+        scope = scope or self._reward_scope(reward)
         if reward.when is not None:
             self.condition(reward.when, scope, ("rewards", i, "when"), lenient=True)
         self.value(reward.args, scope, ("rewards", i, "args"), lenient=True)

@@ -28,7 +28,8 @@ def reward_problems(graph: Graph, graphs: Mapping[str, Graph], regions: Regions 
             ("measure.after", reward.measure_after, nodes, "node"),
         ):
             for name in named:
-                if name not in known:
+                whole = name.partition(":")[0] if graph.program and kind == "node" else name
+                if whole not in known:
                     yield unknown(below(reward.where, key), kind, name, known)
         if reward.judge is not None and reward.judge not in {r.name for r in graph.roles}:
             yield unknown(below(reward.where, "use"), "role", reward.judge, {r.name for r in graph.roles})

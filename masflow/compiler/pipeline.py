@@ -21,6 +21,7 @@ from masflow.compiler.overrides import overridden
 from masflow.compiler.pairs import plan_problems
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.policies import Names, link_models
+from masflow.compiler.programs import load_workflow, split_ref
 from masflow.compiler.runs import link_starts
 from masflow.compiler.team import graphs_below, team_of
 from masflow.compiler.verify import verify_graphs
@@ -85,7 +86,9 @@ def _document(
             return load(_given(instead, experiment.root), kind)
         if isinstance(written, str):
             where = experiment.source.where(*at)
-            return load(resolve(written, experiment.path, experiment.root, where, kind), kind)
+            file, name = split_ref(written) if kind == "workflow" else (written, None)
+            path = resolve(file, experiment.path, experiment.root, where, kind)
+            return load_workflow(path, name, where) if kind == "workflow" else load(path, kind)
         source = experiment.source.under(*at)
         return Loaded(kind, written, source, experiment.path, experiment.root)
     except SpecError as error:

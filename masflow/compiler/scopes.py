@@ -31,7 +31,7 @@ from masflow.compiler.values import NodeValue, node_value
 from masflow.errors import closest
 from masflow.spec.types import Type
 
-__all__ = ["AnyScope", "ClosedScope", "GraphNames", "NodeScope", "raw_type"]
+__all__ = ["AnyScope", "CallScope", "ClosedScope", "EndScope", "GraphNames", "NodeScope", "raw_type"]
 
 CONTAINERS = {
     "task": "task field",
@@ -256,6 +256,54 @@ class AnyScope:
         for other in good[1:]:
             type_ = join(type_, other.type)
         return Found(type_)
+
+
+@dataclass(frozen=True)
+class CallScope:
+    """What prompts of a workflow that is a function see: the task, `params`, and whatever a call gives."""
+
+    names: GraphNames
+
+    def container(self, name: str) -> str:
+        return CONTAINERS.get(name, "") if name in ("task", "params") else ""
+
+    def known(self, container: str = "") -> Iterable[str]:
+        return self._inner.known(container) if container else [*self.names.task, "params", "task"]
+
+    @property
+    def _inner(self) -> NodeScope:
+        return NodeScope(self.names, END)
+
+    def find(self, name: str, entry: str | None = None) -> Found | None:
+        if entry is not None or name in ("task", "params") or name in self.names.task:
+            return self._inner.find(name, entry)
+        return None if name in GLOBALS else Found(UNKNOWN)
+
+
+@dataclass(frozen=True)
+class EndScope:
+    """What outputs and rewards of a workflow that is a function see; any role may not have been asked."""
+
+    names: GraphNames
+    own: Mapping[str, Found] = field(default_factory=dict)
+
+    def container(self, name: str) -> str:
+        return "" if name in self.own else CONTAINERS.get(name, "")
+
+    def known(self, container: str = "") -> Iterable[str]:
+        return [*self.own, *self._inner.known(container)] if not container else self._inner.known(container)
+
+    @property
+    def _inner(self) -> NodeScope:
+        return NodeScope(self.names, END, shows_hidden=True)
+
+    def find(self, name: str, entry: str | None = None) -> Found | None:
+        if entry is None and name in self.own:
+            return self.own[name]
+        node = entry if name in ("nodes", "history", "ok", "raw") else name if entry is None else None
+        if node is not None and node in self.names.nodes:
+            return Found(UNKNOWN)
+        return self._inner.find(name, entry)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ GIVEN_TO_REWARDS = ("turn", "trajectory")
 def signature_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Problem]:
     functions = {f.ref: f for f in graph.functions}
     tools = {tool.name: tool for tool in graph.tools}
-    for node in graph.nodes:
+    for node in () if graph.program else graph.nodes:  # a function's calls bring their arguments themselves
         if node.call is not None and node.call in functions:
             yield from _fits(functions[node.call], node.args, (), node.where)
         elif node.tool is not None and node.tool in tools:

@@ -9,7 +9,7 @@ from masflow.compiler.team import speakers_of, used_roles
 from masflow.errors import Problem, Where, unknown
 from masflow.spec.replies import fields_of, needed_fields
 
-__all__ = ["usage_problems"]
+__all__ = ["below", "member_problems", "usage_problems"]
 
 
 def usage_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Problem]:
@@ -35,7 +35,7 @@ def usage_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Proble
             yield Problem.at(
                 below(role.where, "approve"), "useless-key", message, "add tools, or remove 'approve'"
             )
-    yield from _member_problems(graph)
+    yield from member_problems(graph)
     yield from _unused_problems(graph)
 
 
@@ -89,7 +89,7 @@ def _role_node_problems(node: Node, roles: Mapping[str, RoleIR]) -> Iterator[Pro
             )
 
 
-def _member_problems(graph: Graph) -> Iterator[Problem]:
+def member_problems(graph: Graph) -> Iterator[Problem]:
     taken = {role.name: role.name for role in graph.roles}
     for role in graph.roles:
         for member in role.members:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Set
 from masflow.compiler.documents import Doc
 from masflow.compiler.flow import flow_problems
 from masflow.compiler.graph import Graph
-from masflow.compiler.names import check_names
+from masflow.compiler.names import check_names, check_program_names
 from masflow.compiler.payment import reward_problems
+from masflow.compiler.programs import program_problems
 from masflow.compiler.regions import Regions
 from masflow.compiler.signatures import signature_problems
 from masflow.compiler.usage import usage_problems
@@ -35,6 +36,12 @@ def verify_graphs(
         if key not in changed:
             continue
         graph = graphs[key]
+        if graph.program is not None:
+            yield from program_problems(graph)
+            yield from signature_problems(graph, graphs)
+            yield from reward_problems(graph, graphs, None)
+            yield from check_program_names(graph, graphs, (docs or {}).get(key))
+            continue
         regions = None if key in incomplete else Regions.of(graph)
         found = [] if regions is None else list(flow_problems(graph, regions))
         yield from found

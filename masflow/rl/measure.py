@@ -37,7 +37,7 @@ def measurements(call: RewardCall, scope: Scope) -> list[Measurement]:
     reward, found = call.reward, []
     spoken = {scope.visit_of(t.path) for t in scope.turns}
     for turn in scope.turns:
-        if scope.local(turn.node) in reward.measure_after and scope.is_final(turn):
+        if scope.at_nodes(turn, reward.measure_after) and scope.is_final(turn):
             names = scope.names_at(turn)
             value = call.at(reward.measure_args, names, turn) if turn.ok else reward.otherwise
             found.append(Measurement(turn.superstep, turn.path, turn.id, value))

@@ -104,7 +104,9 @@ class Scope:
         return not roles or self.local(turn.role) in roles or self.local(turn.member) in roles
 
     def at_nodes(self, turn: Turn, nodes: tuple[str, ...]) -> bool:
-        return not nodes or self.local(turn.node) in nodes
+        """Whether it stands at one of these nodes; `role:key` is one call of a function."""
+        name = self.local(turn.node)
+        return not nodes or name in nodes or f"{name}:{turn.step.item}" in nodes
 
     def names_at(self, turn: Turn) -> dict[str, Any]:
         """Names when the turn's visit ended, with `result` its own value; at the end where none were kept.

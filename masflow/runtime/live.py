@@ -60,10 +60,11 @@ def recorded_nodes(graph: Graph) -> frozenset[str]:
     calls = {node.name for node in graph.nodes if node.kind == "workflow"}
     spoken = {node.name: {node.role, *node.among} for node in graph.nodes if node.kind == "role"}
     for reward in graph.rewards:
-        found |= set(reward.measure_after)
+        found |= {name.partition(":")[0] for name in reward.measure_after}
         if reward.level == "turn" and not reward.measure_after and (reward.args or reward.when):
             of_role = {n for n, roles in spoken.items() if not reward.roles or roles & set(reward.roles)}
-            found |= calls | (of_role & set(reward.nodes) if reward.nodes else of_role)
+            named = {name.partition(":")[0] for name in reward.nodes}
+            found |= calls | (of_role & named if named else of_role)
     return frozenset(found)
 
 
