@@ -73,6 +73,8 @@ def sealed(plan: Plan) -> Plan:
     for source in (source for sources in data["data"].values() for source in sources):
         if source["is_file"]:
             source.pop("path")
+        source.pop("name")
+        source["weight"] = 1.0 if source["weight"] is None else f"share {source['weight']}"
     for schedule in (data["train"], data["warm_start"] or {}):
         for key in ("steps", "eval_every", "save_every", "keep", "keep_every", "data"):
             schedule.pop(key, None)

@@ -77,8 +77,11 @@ class SourceIR:
     """Absolute for files."""
     hash: str = ""
     split: str | None = None
-    weight: float = 1.0
+    weight: float | None = None
+    """Its share in a mixture, to be divided by the sum of all; None: as many as it has rows."""
     is_file: bool = True
+    name: str = ""
+    """In metrics."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from masflow.compiler.graph import TaskFieldIR
 from masflow.compiler.plan import SourceIR
@@ -34,13 +34,11 @@ __all__ = [
     "read_rows",
     "row_problems",
     "task_of",
-    "weighted",
 ]
 
 FILE_ENDS = (".jsonl", ".ndjson", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 TABLE_ENDS = (".csv", ".tsv")
 MAX_REPORTED = 3
-T = TypeVar("T")
 MAX_CELL = 10_000_000
 """Characters of one cell of a table."""
 
@@ -52,6 +50,8 @@ class Task:
     id: str
     """Hash of the row's contents, with its ordinal where rows repeat."""
     row: dict[str, Any]
+    source: int = 0
+    """Which of the split's sources it comes from."""
 
 
 def read_rows(source: SourceIR, fields: Sequence[TaskFieldIR] = ()) -> list[dict[str, Any]]:
@@ -233,8 +233,7 @@ def _misfits(
 
 
 def load_tasks(plan: Plan, split: str) -> list[Task]:
-    """The tasks of a split, in order of their sources; a source of weight w stands in w times (w whole or
-    not: the fraction is a prefix of its rows).
+    """The tasks of a split, each row once, in order of their sources.
 
     Raises:
         SpecError: no such split, an unreadable or empty file, or a row that doesn't fit the task's fields.
@@ -245,23 +244,17 @@ def load_tasks(plan: Plan, split: str) -> list[Task]:
         raise SpecError(unknown(Where("data"), "split", split, [s for s in plan.data if s != "warm_start"]))
     tasks: list[Task] = []
     seen: dict[str, int] = {}
-    for source in plan.data[split]:
+    for number, source in enumerate(plan.data[split]):
         raw = [] if source.is_file else read_rows(source)
         found = _misfits(source, enumerate(raw, 1), plan.graph.task)
         if problems := row_problems(source, plan.graph.task) or found:
             raise SpecError(problems)
         rows = [task_of(row, plan.graph.task) for row in raw or read_rows(source, plan.graph.task)]
-        for row in weighted(rows, source.weight):
+        for row in rows:
             digest = hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()[:12]
             seen[digest] = seen.get(digest, 0) + 1
-            tasks.append(Task(digest if seen[digest] == 1 else f"{digest}.{seen[digest]}", row))
+            tasks.append(Task(digest if seen[digest] == 1 else f"{digest}.{seen[digest]}", row, number))
     return tasks
-
-
-def weighted(rows: Sequence[T], weight: float) -> list[T]:
-    """The rows as often as their source's weight says: 2.5 is twice, and the first half once more."""
-    whole, part = divmod(weight, 1)
-    return [*(row for _ in range(int(whole)) for row in rows), *rows[: round(part * len(rows))]]
 
 
 def _typed(row: dict[str, Any], types: Mapping[str, Type]) -> dict[str, Any]:

@@ -57,16 +57,16 @@ def evaluate(
     """Play a split greedily (each role's `sampling.eval`), and `samples` times as in training.
 
     Args:
-        limit: the first rows only.
+        limit: the first rows only; of several sources as many of each as there are.
         step: of the run; goes into the seeds of sampled turns.
         on_greedy: is handed the greedy episodes, for the trace.
     Returns:
-        `episodes, split, headline, metrics, outcomes, roles`, and with samples `sampled` (mean, low, high of
-        the headline: 95 % bootstrap over tasks). Means leave unscored episodes out.
+        `episodes, split, headline, metrics, outcomes, roles`; with samples `sampled` (mean, low, high of the
+        headline: 95 % bootstrap over tasks); of several sources `sources`. Means leave unscored episodes out.
     Raises:
         RunError: the split has no rows.
     """
-    tasks = load_tasks(plan, split)[:limit]
+    tasks = in_turn(load_tasks(plan, split))[:limit]
     if not tasks:
         raise RunError(f"the split '{split}' has no rows", "name a split with data, or add rows to its file")
     total = len(tasks) * (1 + samples)
@@ -87,6 +87,7 @@ def evaluate(
         on_greedy(greedy)
     name = headline(plan)
     result = {"episodes": len(tasks), "split": split, "headline": name, **summarise(plan, greedy)}
+    result |= by_source(plan, split, [task.source for task in tasks], greedy)
     if samples:
         result["sampled"] = interval(_headline_values(drawn, name), samples, plan.train.seed)
         result["sampled"]["roles"] = summarise(plan, drawn)["roles"]
@@ -149,6 +150,36 @@ def summarise(plan: Plan, scored: Sequence[Scored]) -> dict[str, Any]:
         "roles": roles(plan, scored),
     }
     return {**result, "unscored": unscored} if unscored else result
+
+
+def in_turn(tasks: list[Task]) -> list[Task]:
+    """The first row of each source, the second of each, …"""
+    place: Counter[int] = Counter()
+    order = []
+    for number, task in enumerate(tasks):
+        order.append((place[task.source], task.source, number))
+        place[task.source] += 1
+    return [tasks[number] for _, _, number in sorted(order)]
+
+
+def by_source(
+    plan: Plan, split: str, source_of: Sequence[int], scored: Sequence[Scored]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """`sources`: of each the tasks and the means of the rewards; nothing where a split has one source.
+
+    Args:
+        source_of: of each slot.
+    """
+    sources = plan.data.get(split, ())
+    if len(sources) < 2:
+        return {}
+    names = [reward.name for reward in plan.graph.rewards]
+    found = {}
+    for number, source in enumerate(sources):
+        mine = [one for one in scored if source_of[one.trajectory.key.slot] == number]
+        means = {name: mean(one.metrics.get(name) for one in mine) for name in names}
+        found[source.name] = {"tasks": source_of.count(number), "rewards": means}
+    return {"sources": found}
 
 
 def roles(plan: Plan, scored: Sequence[Scored]) -> dict[str, dict[str, Any]]:

@@ -13,10 +13,10 @@ from typing import Any
 
 from masflow.compiler.demonstrations import demonstration_problems
 from masflow.compiler.plan import ModelIR, Plan
-from masflow.compiler.rows import read_rows, task_of, weighted
+from masflow.compiler.rows import read_rows, task_of
 from masflow.errors import EpisodeError, Problem, RunError, SpecError
 from masflow.runtime.player import Player
-from masflow.runtime.schedule import draw, stable_seed
+from masflow.runtime.schedule import Mixture, stable_seed
 from masflow.runtime.team import Team
 from masflow.tools import ToolBox
 from masflow.trace import EpisodeKey, Trajectory, Turn
@@ -30,29 +30,35 @@ class Lesson:
     policy: str
     """A policy's name, or the model's own when its whole backbone is trained for adapters to start from."""
     turns: tuple[tuple[str, tuple[str, ...]], ...]
-    """(member, turn ids)."""
+    """(member, turn ids in order of their sources)."""
+    mixtures: tuple[Mixture, ...]
+    """How each member's turns are drawn."""
 
 
 def demonstrations(plan: Plan, toolbox: ToolBox | None = None) -> list[Trajectory]:
-    """Replay every demonstration of the warm start.
+    """Replay every demonstration of the warm start, each once, in order of their sources.
 
     Raises:
         SpecError: all lines that don't fit the workflow, with their files and lines.
         RunError: there are none.
     """
+    return [one for _, one in _demonstrated(plan, toolbox)]
+
+
+def _demonstrated(plan: Plan, toolbox: ToolBox | None) -> list[tuple[int, Trajectory]]:
+    """As `demonstrations`, each with the number of its source."""
     player = Player(plan, toolbox)
-    found: list[Trajectory] = []
+    found: list[tuple[int, Trajectory]] = []
     problems: list[Problem] = []
-    for source in plan.data.get("warm_start", ()):
+    for number, source in enumerate(plan.data.get("warm_start", ())):
         rows = read_rows(source)
         unfit = [] if source.is_file else demonstration_problems(source, plan.graph, rows)
         problems += unfit
-        numbered = list(enumerate([] if unfit else rows, start=1))
-        for line, row in weighted(numbered, source.weight):
+        for line, row in enumerate([] if unfit else rows, start=1):
             key = EpisodeKey(plan.train.seed, "warm_start", 0, len(found) + len(problems), str(line), 0)
             try:
                 task = task_of(row["task"], plan.graph.task)
-                found.append(player.demonstrate({**row, "task": task}, key))
+                found.append((number, player.demonstrate({**row, "task": task}, key)))
             except EpisodeError as error:
                 message = f"the demonstration doesn't fit the workflow: {error.message}"
                 fix = "write its turns in the order in which the workflow asks for them"
@@ -72,32 +78,43 @@ def trains_backbone(model: ModelIR) -> bool:
     return model.train == "lora" and model.base is not None and not isinstance(model.base, str)
 
 
-def lessons(plan: Plan, turns: Sequence[Turn]) -> list[Lesson]:
-    """Who learns from which turns; every model that trains and whose roles are demonstrated."""
-    by_member: dict[str, list[str]] = defaultdict(list)
-    for turn in turns:
-        if turn.demonstrated:
-            by_member[turn.member].append(turn.id)
+def lessons(plan: Plan, turns: Sequence[tuple[int, Turn]]) -> list[Lesson]:
+    """Who learns from which turns; every model that trains and whose roles are demonstrated.
 
-    def of(members: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        return tuple((m, tuple(by_member[m])) for m in members if by_member.get(m))
+    Args:
+        turns: each with the number of its source, in order of the sources.
+    """
+    weights = [source.weight for source in plan.data.get("warm_start", ())]
+    by_member: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for number, turn in turns:
+        if turn.demonstrated:
+            by_member[turn.member].append((number, turn.id))
+
+    def lesson(model: str, policy: str, members: Sequence[str]) -> Lesson:
+        known = [m for m in members if by_member.get(m)]
+        return Lesson(
+            model,
+            policy,
+            tuple((m, tuple(turn for _, turn in by_member[m])) for m in known),
+            tuple(Mixture.of(weights, [number for number, _ in by_member[m]]) for m in known),
+        )
 
     found: list[Lesson] = []
     for model in plan.models:
         if model.train == "frozen":
             continue
         if trains_backbone(model):
-            found.append(Lesson(model.name, model.name, of(model.roles)))
+            found.append(lesson(model.name, model.name, model.roles))
         else:
-            found.extend(Lesson(model.name, p.name, of(p.roles)) for p in model.policies if p.train)
-    return [lesson for lesson in found if lesson.turns]
+            found.extend(lesson(model.name, p.name, p.roles) for p in model.policies if p.train)
+    return [one for one in found if one.turns]
 
 
 def batch_of(lesson: Lesson, step: int, size: int, seed: int) -> list[str]:
-    """Turn ids of one update: `size` turns of each member, in the order of a seeded shuffle an epoch."""
+    """Turn ids of one update: `size` turns of each member, by its shuffles and the shares of the sources."""
     picked: list[str] = []
-    for member, ids in lesson.turns:
-        rows = draw(len(ids), step * size, size, stable_seed("warm_start", seed, member))
+    for (member, ids), mixture in zip(lesson.turns, lesson.mixtures, strict=True):
+        rows = mixture.draw(step * size, size, stable_seed("warm_start", seed, member))
         picked.extend(ids[row] for row in rows)
     return picked
 
@@ -116,8 +133,9 @@ def warm_start(
     """
     spec = plan.warm_start
     assert spec is not None
-    turns = [turn for one in demonstrations(plan, toolbox) for turn in one.turns]
-    plans = lessons(plan, turns)
+    sourced = [(number, turn) for number, one in _demonstrated(plan, toolbox) for turn in one.turns]
+    turns = [turn for _, turn in sourced]
+    plans = lessons(plan, sourced)
     if not plans:
         raise RunError(
             "no demonstrated turn belongs to a role that trains",

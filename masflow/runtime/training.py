@@ -20,10 +20,10 @@ from masflow.rl.batch import Batch, build_batch
 from masflow.rl.losses import LossSpec
 from masflow.rl.score import score
 from masflow.runtime.episodes import play
-from masflow.runtime.evaluate import mean, roles
+from masflow.runtime.evaluate import by_source, mean, roles
 from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
-from masflow.runtime.schedule import draw
+from masflow.runtime.schedule import Mixture
 from masflow.runtime.team import Team
 from masflow.tools import ToolBox
 from masflow.trace import EpisodeKey, Scored, Trajectory
@@ -43,6 +43,8 @@ class Work:
     """Task rows drawn before this step."""
     num_episodes: int = 0
     """Scheduled for the step: E."""
+    sources: list[int] = field(default_factory=list)
+    """Of each slot's task: which of the split's sources it comes from."""
     trajectories: list[Trajectory] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
     batch: Batch | None = None
@@ -65,7 +67,9 @@ def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
     """Draw the next tasks and play `samples` episodes of each under the current policies."""
     plan = work.plan
     samples, size = plan.sampler.samples, plan.train.tasks_per_step
-    picked = draw(len(work.tasks), work.position, size, plan.train.seed, plan.train.shuffle)
+    mixture = Mixture.of([s.weight for s in plan.data["train"]], [task.source for task in work.tasks])
+    picked = mixture.draw(work.position, size, plan.train.seed, plan.train.shuffle)
+    work.sources = [work.tasks[row].source for row in picked]
     player = Player(plan, work.toolbox, mode="train")
     states = [
         player.start(
@@ -156,6 +160,7 @@ def step_record(work: Work) -> dict[str, Any]:
         "unscored": sum(bool(one.failures) for one in work.scored),
         "outcomes": dict(sorted(Counter(one.outcome for one in work.trajectories).items())),
         "roles": roles(work.plan, work.scored),
+        **by_source(work.plan, "train", work.sources, work.scored),
         "batch": dict(work.batch.stats),
         "policies": work.policies,
         "tokens": tokens,

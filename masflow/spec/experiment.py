@@ -21,11 +21,21 @@ class WorkflowUse(Spec):
 
 
 class DataSource(Spec):
-    """Rows from one file, folder that `datasets` saved, or Hugging Face id."""
+    """Rows from one file, folder that `datasets` saved, or Hugging Face id.
+
+    Several sources make a mixture. Without weights every row comes once an epoch, as if all were one file.
+    With weights a source gives its weight's share of the tasks, however many rows it has: each is shuffled by
+    itself, and a small one begins again while a large one goes on. What is drawn depends on the seed and on
+    how much was drawn before, so that a resumed run goes on where it stood.
+    """
 
     path: str
     split: str | None = None
-    weight: float = Field(default=1.0, gt=0)
+    weight: float | None = Field(default=None, gt=0)
+    """Share of the tasks (of the warm start: of each role's turns) among the weights of the other sources,
+    which then have one too. Rows that are only scored have none: each is scored once."""
+    name: str | None = None
+    """In metrics; default: the file's name without its ending."""
 
 
 OneSource = Annotated[Annotated[str, Tag("<name>")] | Annotated[DataSource, Tag("<inline>")], Either]

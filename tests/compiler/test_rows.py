@@ -138,10 +138,39 @@ def test_cells_of_a_table_take_the_types_of_their_fields(project):
     ]
 
 
-def test_a_source_of_weight_two_stands_twice_and_one_of_a_half_by_half(plan_of):
-    data = "{train: [{path: a.jsonl, weight: 2}, {path: b.jsonl, weight: 0.5}]}"
+def test_a_mixtures_rows_stand_once_each_with_their_source(plan_of):
+    data = "{train: [{path: a.jsonl, weight: 2}, {path: b.jsonl, weight: 0.5, name: more}]}"
     plan = plan_of(data, **{"a.jsonl": lines(ROWS[:1]), "b.jsonl": lines(ROWS)})
-    assert [t.row["question"] for t in load_tasks(plan, "train")] == ["what", "what", "what"]
+    found = [(t.row["question"], t.source) for t in load_tasks(plan, "train")]
+    assert found == [("what", 0), ("what", 1), ("who", 1)]
+    assert len({t.id for t in load_tasks(plan, "train")}) == 3
+    assert [(s.name, s.weight) for s in plan.data["train"]] == [("a", 2), ("more", 0.5)]
+
+
+def test_sources_of_one_name_are_told_apart(plan_of):
+    text = {name: lines(ROWS) for name in ("a/rows.jsonl", "b/rows.jsonl", "c/rows.jsonl")}
+    plan = plan_of(f"{{train: [{', '.join(text)}]}}", **text)
+    assert [s.name for s in plan.data["train"]] == ["rows", "rows_2", "rows_3"]
+    renamed = plan_of("{train: [{path: a/rows.jsonl, name: x}, b/rows.jsonl, c/rows.jsonl]}", **text)
+    assert renamed.digest == plan.digest
+    shared = (
+        "{path: a/rows.jsonl, weight: 1}, {path: b/rows.jsonl, weight: 1}, {path: c/rows.jsonl, weight: 1}"
+    )
+    assert plan_of(f"{{train: [{shared}]}}", **text).digest != plan.digest
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ("{train: [{path: a.jsonl, weight: 2}, b.jsonl]}", "mixed-weights"),
+        ("{train: {path: a.jsonl, weight: 2}}", "option-without-effect"),
+        ("{eval: [{path: a.jsonl, weight: 2}, {path: b.jsonl, weight: 1}]}", "option-without-effect"),
+    ],
+)
+def test_a_weight_that_shares_nothing_is_refused(plan_of, data, code):
+    with pytest.raises(SpecError) as caught:
+        plan_of(data, **{"a.jsonl": lines(ROWS), "b.jsonl": lines(ROWS)})
+    assert [p.code for p in caught.value.problems if not p.code.startswith("warn-")] == [code]
 
 
 @pytest.mark.parametrize(

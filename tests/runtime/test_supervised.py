@@ -14,7 +14,7 @@ import pytest
 from masflow.compiler import compile_experiment
 from masflow.compiler.plan import SourceIR
 from masflow.errors import SpecError
-from masflow.runtime.supervised import demonstrations
+from masflow.runtime.supervised import batch_of, demonstrations, lessons
 
 Toy = Callable[..., Path]
 
@@ -29,16 +29,25 @@ def test_a_demonstrations_task_is_a_row_whose_columns_are_renamed(toy: Toy):
     assert found[0].task == {"word": "red", "answer": "red"}
 
 
-def test_a_mixture_of_demonstrations_keeps_its_weights(toy: Toy):
-    mixture = "data: [{path: demos.jsonl, weight: 2.4}, more.jsonl]"
+def test_a_mixture_of_demonstrations_is_drawn_by_its_weights(toy: Toy):
+    mixture = "data: [{path: demos.jsonl, weight: 1}, {path: more.jsonl, weight: 3}]"
     experiment = toy(("warm_start: {data: demos.jsonl", f"warm_start: {{{mixture}"))
     lines = (experiment.parent / "demos.jsonl").read_text().splitlines()
-    (experiment.parent / "more.jsonl").write_text(lines[4] + "\n")
-    found = demonstrations(compile_experiment(experiment))
-    words = [one.task["word"] for one in found]
-    # five rows twice, two fifths of them once more, then the other file's one
-    assert words == ["red", "green", "blue", "white", "black"] * 2 + ["red", "green", "black"]
+    one = json.loads(lines[4])
+    alone = {**one, "turns": [{**one["turns"][0], "train": False}, one["turns"][1]]}
+    (experiment.parent / "more.jsonl").write_text(lines[4] + "\n" + json.dumps(alone) + "\n")
+    plan = compile_experiment(experiment)
+    found = demonstrations(plan)
+    assert [one.task["word"] for one in found] == ["red", "green", "blue", "white", "black", "black", "black"]
     assert len({one.id for one in found}) == len(found)
+    sourced = [(int(number > 4), turn) for number, one in enumerate(found) for turn in one.turns]
+    [lesson] = lessons(plan, sourced)
+    second = {turn.id for number, turn in sourced if number == 1}
+    for step in range(5):
+        picked = batch_of(lesson, step, 8, seed=0)
+        assert [len(second & set(part)) > 0 for part in (picked[:8], picked[8:])] == [True, True]
+        # of each role's 8 turns 6 come from the second file, which has one turn of the caller and two others
+        assert [sum(turn in second for turn in part) for part in (picked[:8], picked[8:])] == [6, 6]
 
 
 def test_demonstrations_of_a_hub_id_are_checked_when_they_are_replayed(
