@@ -329,7 +329,10 @@ def run_agent(live: Live, play: Play, item: Item, name: str, args: dict[str, Any
         spoken = item.path[-1]
         whose = f"~{spoken.node} {'' if spoken.item is None else f'{spoken.item} '}{spoken.visit}.{item.call}"
         path = (*play.prefix, Step(play.call, name, 1, whose))
-        item.sub = begin_sub(live, play, item.board, play.info.agents[name], path, args)
+        node = play.info.agents[name]
+        fields = live.plan.workflows[str(node.workflow)].task
+        hidden = {entry.name: play.task.get(entry.name) for entry in fields if entry.hidden}
+        item.sub = begin_sub(live, play, item.board, node, path, {**args, **hidden})
     run_play(live, item.sub)
     if not item.sub.thread.done:
         return False, None
