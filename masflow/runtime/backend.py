@@ -43,6 +43,10 @@ class Ask:
 class Pending(Protocol[T_co]):
     """The result of a call, now or later."""
 
+    def done(self) -> bool:
+        """Whether `get` would not wait."""
+        ...
+
     def get(self, timeout_s: float) -> T_co:
         """Wait for it.
 

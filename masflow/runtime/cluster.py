@@ -84,6 +84,9 @@ class RayPending:
     def __init__(self, name: str, method: str, ref: Any, needs: Sequence[RayPending] = ()):
         self.name, self.method, self.ref, self.needs = name, method, ref, needs
 
+    def done(self) -> bool:
+        return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
+
     def get(self, timeout_s: float) -> Any:
         """As `Pending.get`."""
         try:

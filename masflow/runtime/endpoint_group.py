@@ -27,6 +27,10 @@ class Sent:
     turn_id: str
     future: Future[Reply]
 
+    def done(self) -> bool:
+        """Whether `gather` would not wait."""
+        return self.future.done()
+
 
 class EndpointGroup:
     """All that happens to one model that a server plays."""

@@ -1,12 +1,13 @@
 """Plays many episodes at once: all of them advance to a barrier, one batch of requests is answered, and
-again."""
+again; or, where a run need not repeat, each goes on as soon as a reply is there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from masflow.errors import RunError
-from masflow.models.engine import Reply, Request
+from masflow.models.engine import Reply, Request, RolloutEngine
 from masflow.runtime.player import Player
 from masflow.runtime.state import EpisodeState
 from masflow.trace import Trajectory
@@ -14,10 +15,23 @@ from masflow.trace import Trajectory
 Generate = Callable[[Sequence[Request]], list[Reply]]
 
 
+class Queue(Protocol):
+    """Answers requests as they come (`runtime.stream.Stream`)."""
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+    def collect(self) -> list[Reply]: ...
+    def clear(self) -> None: ...
+
+
+def answers_of(engine: RolloutEngine) -> Generate | Queue:
+    """How an engine is asked: as requests come where it has a queue (`stream`), else in batches."""
+    return getattr(engine, "stream", None) or engine.generate
+
+
 def play(
     player: Player,
     states: Sequence[EpisodeState],
-    generate: Generate,
+    generate: Generate | Queue,
     on_finish: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Play episodes to their ends.
@@ -26,11 +40,14 @@ def play(
     batches form the same way in every run.
 
     Args:
+        generate: answers a batch; or a queue, which answers as it can: then there are no barriers.
         on_finish: told of each trajectory as its episode ends, by barrier, then in that order.
     Returns:
         Trajectories in the order of `states`. An episode that waits for a person is `paused`.
     """
     order = sorted(range(len(states)), key=lambda i: (states[i].key.slot, states[i].key.sample, i))
+    if not callable(generate):
+        return _play_freely(player, states, order, generate, on_finish)
     finished: dict[int, Trajectory] = {}
     while order:
         batch: list[Request] = []
@@ -54,4 +71,43 @@ def play(
         for state, reply in zip(owners, generate(batch) if batch else [], strict=True):
             player.deliver(state, reply)
         order = running
+    return [finished[i] for i in range(len(states))]
+
+
+def _play_freely(
+    player: Player,
+    states: Sequence[EpisodeState],
+    order: Sequence[int],
+    queue: Queue,
+    on_finish: Callable[[Trajectory], None] | None,
+) -> list[Trajectory]:
+    """As `play`; an episode goes on with every reply that it gets."""
+    finished: dict[int, Trajectory] = {}
+    owners: dict[str, int] = {}
+    going: Sequence[int] = order
+    try:
+        while len(finished) < len(states):
+            asked: list[Request] = []
+            for i in going:
+                new = player.advance(states[i])
+                asked += new
+                owners.update((request.turn_id, i) for request in new)
+                if player.finished(states[i]):
+                    finished[i] = player.trajectory(states[i])
+                    if on_finish is not None:
+                        on_finish(finished[i])
+            queue.submit(asked)
+            heard = {reply.turn_id: reply for reply in queue.collect()}
+            if not heard and len(finished) < len(states):
+                raise RunError(
+                    "episodes wait for replies that nobody was asked for",
+                    "play states that have no open requests",
+                )
+            open_ = [(owners.pop(turn_id), reply) for turn_id, reply in heard.items()]
+            open_ = [(i, reply) for i, reply in open_ if i not in finished]
+            for i, reply in open_:
+                player.deliver(states[i], reply)
+            going = list(dict.fromkeys(i for i, _ in open_))
+    finally:
+        queue.clear()
     return [finished[i] for i in range(len(states))]

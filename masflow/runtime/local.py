@@ -16,6 +16,9 @@ class Value:
     def __init__(self, value: Any, died: Died | None = None):
         self._value, self._died = value, died
 
+    def done(self) -> bool:
+        return True
+
     def get(self, timeout_s: float) -> Any:
         if self._died is not None:
             raise self._died

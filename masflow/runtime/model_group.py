@@ -6,7 +6,7 @@ Text, ids and scalars come in and go out; tokens and weights go between the grou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from masflow.trace import Turn
 
 __all__ = ["Call", "Delivery", "ModelGroup"]
 
+_CLOSE_S = 10.0
 _MAX_DEATHS = 3
 """Of one worker without an answer in between."""
 
@@ -38,6 +39,10 @@ class Call:
     worker: int
     requests: list[Request]
     pending: Pending[Answer]
+
+    def done(self) -> bool:
+        """Whether `gather` would not wait."""
+        return self.pending.done()
 
 
 class ModelGroup:
@@ -362,7 +367,8 @@ class ModelGroup:
 
     def close(self) -> None:
         """Close the token trace; whoever made the backend ends the processes."""
-        self._get(self.store.call("close"))
+        with suppress(RunError, Died):  # what ended the run is said already
+            self.store.call("close").get(_CLOSE_S)
 
 
 class _Dead:
@@ -370,6 +376,9 @@ class _Dead:
 
     def __init__(self, death: Died):
         self.death = death
+
+    def done(self) -> bool:
+        return True
 
     def get(self, timeout_s: float) -> Any:
         raise self.death

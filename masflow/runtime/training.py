@@ -19,7 +19,7 @@ from masflow.errors import RunError, closest
 from masflow.rl.batch import Batch, build_batch
 from masflow.rl.losses import LossSpec
 from masflow.rl.score import score
-from masflow.runtime.episodes import play
+from masflow.runtime.episodes import answers_of, play
 from masflow.runtime.evaluate import by_source, mean, roles
 from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
@@ -80,7 +80,7 @@ def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
         for sample in range(samples)
     ]
     work.num_episodes = len(states)
-    work.trajectories = play(player, states, work.team.generate)
+    work.trajectories = play(player, states, answers_of(work.team))
 
 
 def score_rewards(work: Work, options: dict[str, Any]) -> None:
