@@ -29,6 +29,7 @@ def plan_problems(plan: Plan, experiment: Loaded[Experiment] | None) -> Iterator
             yield from _people_problems(place.graph)
     for model in plan.models:
         yield from _window_problems(plan, model)
+        yield from _precision_problems(model)
     if experiment is not None:
         yield from _engine_problems(plan, experiment.source.where("runtime"))
     if trains:
@@ -113,6 +114,19 @@ def _window_problems(plan: Plan, model: ModelIR) -> Iterator[Problem]:
             )
             fix = f"lower reply.max_tokens below {window}, or raise the model's context"
             yield Problem.at(below(speaker.role.where, "reply"), "reply-fills-window", message, fix)
+
+
+def _precision_problems(model: ModelIR) -> Iterator[Problem]:
+    if model.quantize is not None and isinstance(model.base, ConfigBase):
+        message = (
+            f"the base of model '{model.name}' is made from a config, and 4 bits hold weights that are loaded"
+        )
+        fix = "remove 'quantize', or name a base's folder or id"
+        yield Problem.at(below(model.where, "quantize"), "bad-quantize", message, fix)
+    if model.dtype == "bfloat16" and model.train == "full":
+        message = f"model '{model.name}' is trained in bfloat16: updates below 1/256 of a weight are lost"
+        fix = "write 'dtype: auto' (float32), or 'train: lora' (float32 adapters on a bfloat16 base)"
+        yield Problem.at(below(model.where, "dtype"), "warn-bfloat16-training", message, fix)
 
 
 def _sampling_problems(plan: Plan, trained: set[str]) -> Iterator[Problem]:

@@ -22,6 +22,8 @@ TRAINED_BYTES = 16
 """Of a trained parameter in single precision: weight, gradient, and Adam's two moments."""
 FROZEN_BYTES = 4
 HALF_BYTES = 2
+FOUR_BIT_BYTES = 0.516
+"""NormalFloat with double quantisation: 4.127 bits a weight."""
 SMALL = 5_000_000
 """Parameters below which `dtype: auto` stays in single precision."""
 
@@ -58,8 +60,12 @@ def estimate(model: ModelIR) -> Size | None:
         trained, kept = 0, total
     half = model.dtype == "bfloat16" or (model.dtype == "auto" and total >= SMALL)
     kept_bytes = HALF_BYTES if half else FROZEN_BYTES
+    kept_size = kept * kept_bytes
+    if model.quantize is not None:
+        inner = sum(a * b for a, b in linears)
+        kept_size = int(inner * FOUR_BIT_BYTES) + max(0, kept - inner) * HALF_BYTES
     extra = trained if model.train == "lora" else 0
-    return Size(total + extra, trained, trained * TRAINED_BYTES + kept * kept_bytes)
+    return Size(total + extra, trained, trained * TRAINED_BYTES + kept_size)
 
 
 def _int(config: Mapping[str, Any], key: str, default: int = 0) -> int:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from masflow.errors import RunError, closest
 from masflow.spec.mapping import Lora
 
-__all__ = ["activate", "adapter_parameters", "attach", "base_parameters", "switched_off"]
+__all__ = ["activate", "adapter_parameters", "add_up", "attach", "base_parameters", "switched_off"]
 
 
 def attach(model: Any, names: Sequence[str], lora: Lora, seed: int) -> None:
-    """Inject one fresh adapter a name. The backbone stays frozen, the global random state as it was.
+    """Inject one fresh adapter a name, in float32 (or float64) whatever the backbone's type: updates are too
+    small for less. The backbone stays frozen, the global random state as it was.
 
     Raises:
         RunError: a target that no layer of the model is called.
@@ -48,6 +49,9 @@ def attach(model: Any, names: Sequence[str], lora: Lora, seed: int) -> None:
         torch.manual_seed(seed)
         for name in names:
             inject_adapter_in_model(config, model, adapter_name=name)
+    for path, parameter in model.named_parameters():
+        if "lora_" in path:
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     model.eval()
     activate(model, names[0])
 
@@ -89,6 +93,33 @@ def base_parameters(model: Any) -> dict[str, nn.Parameter]:
     return {
         path.replace(".base_layer.", "."): p for path, p in model.named_parameters() if "lora_" not in path
     }
+
+
+def add_up(
+    model: Any, weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], alpha: float, file: str
+) -> None:
+    """Add alpha / rank · B A of an adapter to the weights of the layers that it was trained on, in place
+    (LoRA, arXiv 2106.09685, eq. 3).
+
+    Args:
+        weights: by path, of the model without adapters.
+        adapter: as `adapter_parameters` names them.
+        file: where it was read, for messages.
+    Raises:
+        RunError: it was trained on layers that this model doesn't have, or of other shapes.
+    """
+    for path in (name.removesuffix(".lora_A.weight") for name in adapter if name.endswith(".lora_A.weight")):
+        down, up = adapter[f"{path}.lora_A.weight"], adapter[f"{path}.lora_B.weight"]
+        weight = weights.get(f"{path}.weight")
+        product = up.float() @ down.float() * (alpha / down.shape[0])
+        if weight is not None and isinstance(model.get_submodule(path), Conv1D):
+            product = product.T
+        if weight is None or weight.shape != product.shape:
+            raise RunError(
+                f"{file} fits no layer '{path}' of this model", "use the base that it was trained on"
+            )
+        with torch.no_grad():
+            weight.add_(product.to(weight.device, weight.dtype))
 
 
 def _layers(model: Any) -> list[Any]:

@@ -21,13 +21,11 @@ from transformers.utils import logging as transformers_logging
 from masflow.compiler.plan import ModelIR
 from masflow.errors import RunError, boundary, closest
 from masflow.models.cache import window_of
+from masflow.models.precision import dtype_of, four_bits
 from masflow.models.wordpiece import make_wordpiece
 from masflow.spec.mapping import ConfigBase
 
 __all__ = ["Base", "load_base", "make_model", "mix_seed", "pick_device"]
-
-_SMALL = 5_000_000
-"""Parameters below which half precision loses more than it gains (measured)."""
 
 
 @dataclass
@@ -64,9 +62,10 @@ def load_base(model: ModelIR, run_dir: Path, seed: int, device: torch.device | N
     made = isinstance(spec, ConfigBase)
     folder = str(_made_once(model, spec, run_dir, seed)) if isinstance(spec, ConfigBase) else str(spec)
     device = device or pick_device()
+    how = four_bits(model.name, device) if model.quantize == "4bit" else {"dtype": "auto"}
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         fix = "remove that folder: it is made again, the same" if made else "write a folder or an id"
         raise RunError(f"model '{model.name}': can't load the base '{folder}': {error}", fix) from error
@@ -74,17 +73,11 @@ def load_base(model: ModelIR, run_dir: Path, seed: int, device: torch.device | N
     if tokenizer.vocab_size > rows:
         message = f"model '{model.name}': the tokenizer of '{folder}' has {tokenizer.vocab_size} tokens"
         raise RunError(f"{message}, and the model {rows}", "use the tokenizer that the model was made with")
-    loaded = loaded.to(device=device, dtype=_dtype(model, loaded, device)).eval()
-    loaded.requires_grad_(False)
+    if model.quantize is None:
+        size = sum(p.numel() for p in loaded.parameters())
+        loaded = loaded.to(device=device, dtype=dtype_of(model.dtype, model.train, size, device.type))
+    loaded.eval().requires_grad_(False)
     return Base(loaded, tokenizer, made, _context(model, loaded.config), _stop_ids(tokenizer, loaded))
-
-
-def _dtype(model: ModelIR, loaded: Any, device: torch.device) -> torch.dtype:
-    """`auto`: float32; frozen weights of a large model on an accelerator keep their own."""
-    if model.dtype != "auto":
-        return getattr(torch, model.dtype)
-    is_small = sum(p.numel() for p in loaded.parameters()) < _SMALL
-    return torch.float32 if device.type == "cpu" or model.train == "full" or is_small else loaded.dtype
 
 
 def _context(model: ModelIR, config: Any) -> int:

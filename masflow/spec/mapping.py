@@ -268,6 +268,9 @@ class Model(Spec):
             message = "weights in 4 bits can't be trained themselves"
             fix = "write 'train: lora' (or frozen), or remove 'quantize'"
             yield Fault(message, code="bad-quantize", fix=fix, path=("quantize",))
+        if data.get("quantize") is not None and cls.says(data, "dtype"):
+            message = "the base is held in 4 bits, its other weights in bfloat16, and adapters in float32"
+            yield Fault(message, code="useless-key", fix="remove 'dtype'", path=("dtype",))
         if data.get("train") == "frozen" and cls.says(data, "gradient_checkpointing"):
             message = "a frozen model has no backward pass"
             fix = "remove 'gradient_checkpointing'"
