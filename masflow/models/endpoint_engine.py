@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from masflow.errors import RunError
+from masflow.models.drawn import cut
 from masflow.models.endpoint_client import Answered, Client, Lost, Refused
 from masflow.models.engine import Reply, Request
 from masflow.spec.mapping import Endpoint
@@ -161,7 +162,7 @@ class EndpointEngine:
             finish = ENDS.get(said.finish, "error")
             text = self.client.hide(said.text) if self.client.holds_secret() else said.text
             detail = "" if finish != "error" else f"the server ended the reply with '{said.finish}'"
-            text = _cut(text, request.sampling.stop) if finish != "error" else ""
+            text = cut(text, request.sampling.stop) if finish != "error" else ""
             return Reply(turn, text, finish, said.prompt_tokens, said.reply_tokens, detail=detail)
         if isinstance(found, Refused):
             told = f"{found.code} {found.words}"
@@ -226,11 +227,6 @@ def _read(data: Any) -> _Said:
     if not isinstance(text, str):
         raise ValueError(f"the reply's content is {type(text).__name__}, not text")
     return _Said(text, "stop" if finish is None else str(finish), counts[0], counts[1])
-
-
-def _cut(text: str, stops: tuple[str, ...]) -> str:
-    found = [text.find(stop) for stop in stops if stop in text]
-    return text[: min(found)] if found else text
 
 
 def _mend(status: int) -> str:

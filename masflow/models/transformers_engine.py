@@ -12,7 +12,8 @@ import torch
 
 from masflow.errors import RunError
 from masflow.models.backbone import Backbone
-from masflow.models.decoding import Job, Sampled, decode, split_batches
+from masflow.models.decoding import Job, decode, split_batches
+from masflow.models.drawn import fits, is_stopped, reply_of, row_of, too_long
 from masflow.models.engine import Reply, Request, SamplingParams
 from masflow.models.experience import Experience, Row
 from masflow.models.sampling import NotFinite
@@ -51,8 +52,8 @@ class TransformersEngine:
             version = self.switch(policy)
             numbers = [i for i, r in enumerate(requests) if r.policy == policy]
             for i in numbers:
-                if not self._fits(requests[i], prompts[i]):
-                    replies[i] = self._too_long(requests[i], prompts[i], version)
+                if not fits(requests[i], prompts[i], self.context):
+                    replies[i] = too_long(requests[i], prompts[i], self.context, version)
             self._speak([i for i in numbers if i not in replies], requests, prompts, version, replies)
         return [replies[i] for i in range(len(requests))]
 
@@ -68,7 +69,9 @@ class TransformersEngine:
         rows: list[Row] = []
         for batch in split_batches(jobs, self.max_batch_tokens):
             stops = [jobs[b].sampling.stop for b in batch]
-            check = (lambda n, ids, stops=stops: self._stopped(ids, stops[n])) if any(stops) else None
+            check = (
+                (lambda n, ids, stops=stops: is_stopped(ids, stops[n], self.tokens)) if any(stops) else None
+            )
             try:
                 drawn = decode(self.backbone, [jobs[b] for b in batch], self.tokens.stop_ids, check)
             except NotFinite as error:
@@ -77,9 +80,9 @@ class TransformersEngine:
             self.num_replies, self.num_batches = self.num_replies + len(batch), self.num_batches + 1
             for b, sampled in zip(batch, drawn, strict=True):
                 i = numbers[b]
-                row = self._row(requests[i], prompts[i], sampled, version)
+                row = row_of(requests[i], prompts[i], sampled.ids, sampled.logprobs, version, self.tokens)
                 rows.append(row)
-                replies[i] = _reply(row, sampled)
+                replies[i] = reply_of(row, sampled.finish)
         self.experience.add(rows)
 
     def probe_gap(self, prompt_ids: Sequence[int], trainer: Trainer) -> float:
@@ -101,39 +104,6 @@ class TransformersEngine:
             logprobs_TV = torch.log_softmax(self.backbone.logits(hidden_TD), -1)
         return [float(row_V[token]) for row_V, token in zip(logprobs_TV, reply_ids, strict=True)]
 
-    def _fits(self, request: Request, prompt: Prompt) -> bool:
-        return len(prompt.ids) + request.sampling.max_tokens <= self.context
-
-    def _too_long(self, request: Request, prompt: Prompt, version: int) -> Reply:
-        asked = f"prompt of {len(prompt.ids)} tokens and max_tokens {request.sampling.max_tokens}"
-        detail = f"{asked} exceed the context {self.context}"
-        return Reply(request.turn_id, "", "prompt_too_long", len(prompt.ids), version=version, detail=detail)
-
-    def _row(self, request: Request, prompt: Prompt, sampled: Sampled, version: int) -> Row:
-        text = _cut(self.tokens.decode(sampled.ids), request.sampling.stop)
-        return Row(
-            request.turn_id,
-            request.policy,
-            prompt.ids,
-            tuple(sampled.ids),
-            tuple(sampled.logprobs),
-            version,
-            prompt.text,
-            text,
-            request.sampling.temperature,
-            request.parent,
-            prompt.prefix,
-            prompt.forked,
-        )
-
-    def _stopped(self, ids: list[int], stops: tuple[str, ...]) -> bool:
-        """Whether a stop string is complete; looks at the tail first, for a token is at least a byte."""
-        if not stops:
-            return False
-        window = 4 * max(map(len, stops)) + 8
-        tail = self.tokens.decode(ids[-window:])
-        return any(s in tail for s in stops) and any(s in self.tokens.decode(ids) for s in stops)
-
 
 def not_finite(policy: str, version: int, turns: Sequence[str] = ()) -> RunError:
     """What to say of weights whose logits are NaN or infinite."""
@@ -142,21 +112,4 @@ def not_finite(policy: str, version: int, turns: Sequence[str] = ()) -> RunError
         f"policy '{policy}', version {version}: non-finite logits{which}; its weights have blown up",
         "lower the learning rate and start from an earlier checkpoint; if nothing was trained yet, the base"
         " itself is damaged",
-    )
-
-
-def _cut(text: str, stops: tuple[str, ...]) -> str:
-    found = [text.find(stop) for stop in stops if stop in text]
-    return text[: min(found)] if found else text
-
-
-def _reply(row: Row, sampled: Sampled) -> Reply:
-    return Reply(
-        row.turn_id,
-        row.text,
-        sampled.finish,
-        len(row.prompt_ids),
-        len(row.reply_ids),
-        math.fsum(row.logprobs),
-        row.version,
     )

@@ -202,10 +202,11 @@ def test_no_more_requests_are_in_flight_than_allowed(engine, chat_server, says):
 
 def test_no_more_tries_start_in_a_minute_than_allowed(engine, chat_server, says):
     chat_server.script = [says(status=500, error="x")]
-    engine(per_minute=2, minute_s=0.5).generate([request(n) for n in range(5)])
+    engine(per_minute=2, minute_s=1.0).generate([request(n) for n in range(5)])
     times = chat_server.times
     assert len(times) == 6  # a retry counts
-    assert all(times[n + 2] - times[n] >= 0.45 for n in range(4))
+    # Tries n and n + 2 start a "minute" apart; on their way the first of them may lose half of it.
+    assert all(times[n + 2] - times[n] >= 0.5 for n in range(4))
 
 
 # -- given up -----------------------------------------------------------------------------------------
