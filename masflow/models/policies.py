@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from masflow.compiler.plan import ModelIR, PolicyIR
 from masflow.errors import RunError
@@ -222,6 +223,7 @@ class Policies:
             has_reference=tuple(n for n, learner in self.learners.items() if learner.has_reference),
             optimizers=tuple(n for n in sorted(self._changed) if learners[n].optimizer is not None),
             references=tuple(n for n in sorted(self._changed) if learners[n].reference is not None),
+            alpha=self.model.lora.alpha if self.has_adapters else None,
         )
         saving.write_facts(folder, facts)
 
@@ -252,8 +254,9 @@ class Policies:
     def start_from(self, policy: str, models: Path) -> None:
         """Take a policy's weights, no optimizer, from the models of an earlier run's checkpoint.
 
-        Full to full, adapter to adapter with its backbone, full to the backbone under adapters. The earlier
-        policy is the one of the same name, else the one that played these roles, else the only one.
+        Full to full, adapter to adapter with its backbone, full to the backbone under adapters, adapter and
+        backbone added up to a frozen model. The earlier policy is the one of the same name, else the one that
+        played these roles, else the only one.
 
         Args:
             models: the checkpoint's folder of models.
@@ -263,21 +266,35 @@ class Policies:
         part, source = _find_policy(self.by_name[policy], models)
         facts = saving.read_facts(part)
         is_adapter = facts.train == "lora"
-        if is_adapter and not self.has_adapters:
-            raise RunError(
-                f"policy '{policy}' is full, and {part} holds the adapter '{source}'", "write `train: lora`"
-            )
         kept = [part / KEPT] if (part / KEPT).is_file() else []
         if self.has_adapters and (not is_adapter or BACKBONE in facts.changed):
             name = BACKBONE if is_adapter else saving.file_name(source)
             self._load_backbone(policy, [part / f"{name}.safetensors", *kept])
         file = part / f"{saving.file_name(source)}.safetensors"
-        if is_adapter:
+        if is_adapter and not self.has_adapters:
+            self._add_up(policy, source, part, facts, kept)
+        elif is_adapter:
             saving.load_weights(file, self.learners[policy].parameters)
         elif not self.has_adapters:
             saving.load_weights([file, *kept], self.weights)
         self._changed.add(policy)
         self._unsent |= self._under()
+
+    def _add_up(self, policy: str, source: str, part: Path, facts: saving.Facts, kept: list[Path]) -> None:
+        """Take an earlier adapter with what it stood on into the weights of a frozen model."""
+        if self._learns(policy):
+            message = f"policy '{policy}' is full, and {part} holds the adapter '{source}'"
+            raise RunError(message, "write `train: lora`, or `train: frozen` to play it as it is")
+        if facts.alpha is None:
+            message = (
+                f"{part} doesn't say how its adapters were scaled: an earlier version of masflow wrote it"
+            )
+            raise RunError(message, f"export it with --merge, and name that folder as the base of '{policy}'")
+        if BACKBONE in facts.changed:
+            saving.load_weights([part / f"{BACKBONE}.safetensors", *kept], self.weights)
+        file = part / f"{saving.file_name(source)}.safetensors"
+        adapter = saving.read_whole(file, load_file)
+        adapters.add_up(self.base.model, self.weights, adapter, facts.alpha, str(file))
 
     def _load_backbone(self, policy: str, files: list[Path]) -> None:
         before = checksum(self.weights)

@@ -59,6 +59,8 @@ class Facts:
     """Learners whose optimizer has a file; None: unknown."""
     references: tuple[str, ...] | None = None
     """Learners whose reference has a file; None: unknown."""
+    alpha: float | None = None
+    """Of adapters: what their product is multiplied by, times the rank; None: unknown."""
 
     def __post_init__(self) -> None:
         if set(self.versions) != set(self.policies):
