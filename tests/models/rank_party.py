@@ -1,6 +1,6 @@
 """What the tests of several trainer processes run: the same work alone and as one of two ranks.
 
-As a program: `rank_party.py RANK ADDRESS STRATEGY FOLDER` does all of it as one rank and leaves its finds.
+As a program: `rank_party.py RANK ADDRESSES FOLDER` does all of it as one rank and leaves its finds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Party:
 
     def __init__(self, case: str, folder: Path, ranks: Ranks | None = None):
         self.folder, self.ranks = folder, ranks
-        run_dir = folder.parents[1] / "bases" / case
+        run_dir = _bases(folder) / case
         model = _model(CASES[case], run_dir)
         base = load_base(model, run_dir, seed=3)
         self.policies = Policies(model, base, seed=3)
@@ -76,7 +76,9 @@ class Party:
 
     def gradient(self, policy: str, rows: list[Row]) -> dict[str, torch.Tensor]:
         """Of one update that doesn't move the weights."""
-        return _gradient(self, self.policies.learners[policy], lambda: self.update(policy, rows, 0))
+        wide = LossSpec(clip_low=0.99, clip_high=1e3)  # whatever the rows, the gradient isn't cut to 0
+        learner = self.policies.learners[policy]
+        return _gradient(self, learner, lambda: self.update(policy, rows, 0, loss=wide))
 
 
 def _gradient(party: Party, learner: Learner, work: Callable[[], Any]) -> dict[str, torch.Tensor]:
@@ -97,6 +99,11 @@ def _gradient(party: Party, learner: Learner, work: Callable[[], Any]) -> dict[s
             p.copy_(before[name])
     learner.optimizer = None
     return seen
+
+
+def _bases(folder: Path) -> Path:
+    """The nearest folder of bases: who comes first makes them, the others find them."""
+    return next((f / "bases" for f in folder.parents if (f / "bases").is_dir()), folder.parents[1] / "bases")
 
 
 def _model(case: dict[str, Any], folder: Path) -> ModelIR:
@@ -191,8 +198,15 @@ def work(case: str, folder: Path, ranks: Ranks | None = None) -> dict[str, Any]:
     saved.mkdir(parents=True, exist_ok=True)
     party.policies.save(saved)
     payload = party.policies.payload(party.names[0])
+    parameters = list(party.policies.base.model.parameters())
+    found["numbers"] = sum(p.numel() for p in parameters)
+    found["local_numbers"] = sum(_local(p).numel() for p in parameters)
     found["payload"] = {n: torch.from_numpy(a.copy()) for n, a in payload.tensors.items()}
     return found
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def _warm(party: Party, rows: list[Row], step: int) -> dict[str, float]:
@@ -237,25 +251,29 @@ def poisoned(case: str, folder: Path, ranks: Ranks | None = None) -> dict[str, A
     return found
 
 
-def as_rank(rank: int, address: str, strategy: Any, folder: Path) -> None:
+def as_rank(rank: int, addresses: list[str], folder: Path) -> None:
+    """Everything with each strategy; then rank 1 dies while rank 0 waits for it."""
     torch.set_num_threads(1)
-    ranks = Ranks(rank, 2, address, strategy, timeout_s=60)
-    mine = folder / f"rank{rank}"
-    for case in CASES:
-        torch.save(work(case, mine / case, ranks), mine / f"{case}.pt")
-        alone = folder / "alone" / "saved" / case
-        torch.save(go_on(case, mine / f"{case}-on", alone, ranks), mine / f"{case}-on.pt")
-    torch.save(poisoned("full", mine / "poisoned", ranks), mine / "poisoned.pt")
-    party = Party("full", mine / "dying", ranks)
+    for strategy, address in zip(("fsdp2", "ddp"), addresses, strict=False):
+        ranks = Ranks(rank, 2, address, strategy, timeout_s=60)
+        mine = folder / strategy / f"rank{rank}"
+        for case in CASES:
+            torch.save(work(case, mine / case, ranks), mine / f"{case}.pt")
+            alone = folder / "alone" / "saved" / case
+            torch.save(go_on(case, mine / f"{case}-on", alone, ranks), mine / f"{case}-on.pt")
+        torch.save(poisoned("full", mine / "poisoned", ranks), mine / "poisoned.pt")
+        ranks.close()
+    ranks = Ranks(rank, 2, addresses[2], timeout_s=60)
+    party = Party("full", folder / "ddp" / f"rank{rank}" / "dying", ranks)
     if rank == 1:
         os._exit(0)
     began = time.monotonic()
     try:
         party.update("m", make_rows(6), 0)
     except RunError as error:
-        torch.save({"message": str(error), "seconds": time.monotonic() - began}, mine / "dying.pt")
+        torch.save({"message": str(error), "seconds": time.monotonic() - began}, folder / "dying.pt")
     ranks.close()
 
 
 if __name__ == "__main__":
-    as_rank(int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    as_rank(int(sys.argv[1]), sys.argv[2].split(","), Path(sys.argv[3]))
