@@ -44,9 +44,9 @@ _LONGEST_FOLDER = 60
 
 
 class _Failure:
-    """One of our own errors on its way back: Ray would wrap it, and print it."""
+    """An error that callers reckon with, on its way back: Ray would wrap it."""
 
-    def __init__(self, error: MasflowError):
+    def __init__(self, error: MasflowError | OSError):
         self.error = error
 
 
@@ -64,7 +64,7 @@ class _Process:
     def make(self, cls: type, *args: Any) -> Any:
         try:
             self.instance = cls(*args)
-        except MasflowError as error:
+        except (MasflowError, OSError) as error:
             self.failure = _Failure(error)
         return self.failure
 
@@ -74,7 +74,7 @@ class _Process:
             return bad
         try:
             return getattr(self.instance, method)(*args)
-        except MasflowError as error:
+        except (MasflowError, OSError) as error:
             return _Failure(error)
 
 

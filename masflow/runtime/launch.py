@@ -25,8 +25,8 @@ from masflow.library import shown_path
 from masflow.project import load
 from masflow.runtime import checkpoints
 from masflow.runtime.checkpoints import writing
-from masflow.runtime.controller import train
 from masflow.runtime.curves import draw_curves
+from masflow.runtime.hub import train
 from masflow.runtime.progress import Display, number
 from masflow.runtime.report import result_text
 from masflow.runtime.rundir import RunDir
