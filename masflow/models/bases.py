@@ -5,9 +5,11 @@ Knows no policies: adapters come in `adapters`, training in `trainer`.
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -107,7 +109,19 @@ def _stop_ids(tokenizer: Any, loaded: Any) -> tuple[int, ...]:
 
 
 def _made_once(model: ModelIR, spec: ConfigBase, run_dir: Path, seed: int) -> Path:
+    """Of a model's processes that start at once, the first one makes the base, and the others wait for it."""
     folder = run_dir / "base" / model.name
+    with ExitStack() as stack:
+        with boundary(str(folder)) as caught:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder.parent / f".{model.name}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if caught.error:
+            raise RunError(f"can't write the base: {caught.error}", "make room on the disk, then start again")
+        return _found_or_made(model, spec, folder, seed)
+
+
+def _found_or_made(model: ModelIR, spec: ConfigBase, folder: Path, seed: int) -> Path:
     mark = {"base_hash": model.base_hash, "seed": seed}
     stamp = folder / "masflow.json"
     if stamp.is_file():

@@ -24,7 +24,7 @@ from masflow.models.packs import MicroBatch, trees_of
 from masflow.models.scorer import Scorer
 from masflow.models.weights import checksum
 
-__all__ = ["Alone", "Ranks", "Together", "free_address", "share_of"]
+__all__ = ["Alone", "Ranks", "Strategy", "Together", "free_address", "share_of"]
 
 T = TypeVar("T")
 Strategy = Literal["ddp", "fsdp2"]
@@ -229,8 +229,14 @@ def share_of(rows: Sequence[Row], world: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def free_address(host: str = "127.0.0.1") -> str:
-    """HOST:PORT where nothing listens at the moment, for rank 0."""
+def free_address() -> str:
+    """HOST:PORT of this machine, as others reach it, where nothing listens at the moment: for rank 0."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        try:
+            route.connect(("192.0.2.1", 9))  # an address of nobody's: nothing is sent, only a route chosen
+            host = route.getsockname()[0]
+        except OSError:
+            host = "127.0.0.1"
     with socket.socket() as probe:
         probe.bind((host, 0))
         return f"{host}:{probe.getsockname()[1]}"

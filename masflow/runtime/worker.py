@@ -23,6 +23,7 @@ from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row
 from masflow.models.policies import Policies
 from masflow.models.publishing import Payload, Probe
+from masflow.models.ranks import Ranks, Strategy, free_address
 from masflow.models.tokens import ChatTokens
 from masflow.models.trainer import Trainer, TrainItem
 from masflow.models.transformers_engine import TransformersEngine, not_finite
@@ -48,7 +49,7 @@ class Part:
     rank: int = 0
     """Among the processes that learn."""
     world: int = 1
-    strategy: str = "ddp"
+    strategy: Strategy = "ddp"
     threads: int | None = None
     timeout_s: float = 3600.0
     """Of a call to the store."""
@@ -113,6 +114,22 @@ class Worker:
 
     def ready(self) -> None:
         """Answers once the model is loaded."""
+
+    def address(self) -> str:
+        """Where the first process that learns will wait for the others."""
+        return free_address()
+
+    def join(self, address: str) -> None:
+        """Meet the model's other processes that learn; from now on they train as one.
+
+        Raises:
+            RunError: they don't come, or hold other weights.
+        """
+        part = self.part
+        device = self.backbone.device.type
+        ranks = Ranks(part.rank, part.world, address, part.strategy, device=device, timeout_s=part.timeout_s)
+        self.trainer = Trainer(self.backbone, self.trainer.dump_dir, ranks=ranks)
+        self.policies.rebind(ranks.is_first)
 
     # -- speaking ---------------------------------------------------------------------------------
 
