@@ -235,20 +235,3 @@ def find(reference: str, roots: tuple[Path, ...]) -> Path:
             f"{folder} holds no checkpoint of step '{step}'; it holds: {known}", "name one of those"
         )
     return place
-
-
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
-    """Where two JSON values differ, as `path: theirs -> ours`."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in sorted({*ours, *theirs}):
-            yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}".lstrip("."))
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            yield from differences(a, b, f"{path}[{index}]")
-    elif ours != theirs:
-        yield f"{path}: {_short(theirs)} -> {_short(ours)}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "…"

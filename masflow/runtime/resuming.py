@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from masflow.compiler import dump_plan
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
 from masflow.runtime import checkpoints
 from masflow.runtime.checkpoints import RunState
+from masflow.runtime.differing import told
 from masflow.runtime.rundir import RunDir
 
 
@@ -60,30 +60,10 @@ def refuse_other_plan(plan: Plan, folder: RunDir) -> None:
         raise RunError(f"{folder.plan} can't be read: {error}", "start again in another folder") from error
     if old.get("digest") == plan.digest:
         return
-    found = list(checkpoints.differences(digest_content(json.loads(dump_plan(plan))), digest_content(old)))
+    found = told(json.loads(dump_plan(plan)), old) or ["how it was compiled: by another version of masflow"]
     listed = "\n".join(f"  {line}" for line in found[:12]) + ("\n  …" if len(found) > 12 else "")
     fix = "resume with the experiment that the run was made from, or start a new run with init:"
     raise RunError(f"{folder.path} was made from another plan; it differs in\n{listed}", fix)
-
-
-FREE = ("digest", "root_dir", "runtime", "groups", "path", "where", "prompt_file", "init")
-"""What may differ between two parts of one run: where things stand and run."""
-FREE_SCHEDULE = ("steps", "eval_every", "save_every", "keep", "keep_every")
-
-
-def digest_content(plan: dict[str, Any]) -> dict[str, Any]:
-    """A plan's JSON without what may differ between two parts of one run."""
-    found = _without(plan, FREE)
-    for schedule in (found.get("train"), found.get("warm_start")):
-        for key in FREE_SCHEDULE:
-            (schedule or {}).pop(key, None)
-    return found
-
-
-def _without(value: Any, keys: tuple[str, ...]) -> Any:
-    if isinstance(value, dict):
-        return {k: _without(v, keys) for k, v in value.items() if k not in keys}
-    return [_without(v, keys) for v in value] if isinstance(value, list) else value
 
 
 def check_zero(plan: Plan, state: RunState, only_warm_start: bool) -> None:

@@ -11,7 +11,6 @@ from masflow.errors import RunError
 from masflow.runtime.checkpoints import (
     RunState,
     clean,
-    differences,
     find,
     latest,
     listed,
@@ -137,8 +136,3 @@ def test_a_text_is_replaced_at_once_or_not_at_all(tmp_path: Path):
     with pytest.raises(UnicodeEncodeError):
         put_text(tmp_path / "plan.json", "second\ud800")
     assert (tmp_path / "plan.json").read_text() == "first"
-
-
-def test_differences_name_the_path_and_both_values():
-    ours, theirs = {"a": {"b": 2, "c": [1, 2]}}, {"a": {"b": 1, "c": [1, 3]}, "d": None}
-    assert list(differences(ours, theirs)) == ["a.b: 1 -> 2", "a.c[1]: 3 -> 2"]

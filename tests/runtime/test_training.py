@@ -211,7 +211,7 @@ def test_two_runs_never_share_a_folder(tmp_path: Path):
 def test_a_checkpoint_of_another_plan_is_refused_with_the_difference(toy: Toy, tmp_path: Path):
     train(compile_experiment(toy(), overrides={"train.steps": "1"}), tmp_path / "run")
     other = compile_experiment(toy(), overrides={"train.steps": "2", "train.optimizer.lr": "0.5"})
-    with pytest.raises(RunError, match=r"train\.optimizer\.lr: 0\.01 -> 0\.5"):
+    with pytest.raises(RunError, match=r"optimizer\.lr of policy 'policy': 0\.01 -> 0\.5"):
         train(other, tmp_path / "run", resume=True)
 
 
