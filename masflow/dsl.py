@@ -11,15 +11,12 @@ Knows no graph: it makes plain data and hands it to the same reader as a file's.
 
 from __future__ import annotations
 
-import inspect
 import sys
-import types
-import typing
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from masflow.as_data import DOCUMENTS, plain_data, type_data
 from masflow.errors import Problem, SpecError, Where
 from masflow.project import Loaded, Source, display_path, find_root, load_data
 
@@ -31,13 +28,10 @@ __all__ = [
     "experiment",
     "field",
     "mapping",
-    "plain_data",
     "runtime",
-    "type_data",
 ]
 
 DocumentPath = tuple[str | int, ...]
-SCALARS = {str: "str", int: "int", float: "float", bool: "bool", Any: "any", object: "any"}
 
 
 class Name(str):
@@ -114,7 +108,7 @@ class Workflow:
         self._problems: list[Problem] = []
         for key, entries in (("task", task), ("state", state)):
             if entries is not None:
-                self._data[key] = {entry: type_data(value) for entry, value in entries.items()}
+                self._data[key] = {entry: type_data(value, _caller()) for entry, value in entries.items()}
         if params is not None:
             self._data["params"] = plain_data(params)
         self._data |= {key: plain_data(value) for key, value in settings.items()}
@@ -125,13 +119,15 @@ class Workflow:
         """Add a role; settings are its keys: `prompt`, `reply`, `sampling`, `conversation`, `tools`, …"""
         reply = settings.get("reply")
         if isinstance(reply, dict):
-            settings["reply"] = {k: type_data(v) if k in ("tags", "json") else v for k, v in reply.items()}
+            settings["reply"] = {
+                k: type_data(v, _caller()) if k in ("tags", "json") else v for k, v in reply.items()
+            }
         return Name(self._add("roles", name, settings))
 
     def tool(self, name: str, use: str | Callable[..., Any], **settings: Any) -> Name:
         """Add a tool: a built-in's name, a reference or the function itself, and its settings."""
         if "parameters" in settings:
-            settings["parameters"] = {k: type_data(v) for k, v in settings["parameters"].items()}
+            settings["parameters"] = {k: type_data(v, _caller()) for k, v in settings["parameters"].items()}
         return Name(self._add("tools", name, {"use": use, **settings}))
 
     def workflow(self, name: str, definition: str | Workflow) -> Name:
@@ -200,7 +196,7 @@ class Workflow:
 
 def field(type_: Any, **settings: Any) -> dict[str, Any]:
     """A field of the task (`hidden`, `from_`) or of state (`default`, `merge`) in long form."""
-    made: dict[str, Any] = {"type": type_data(type_)}
+    made: dict[str, Any] = {"type": type_data(type_, _caller())}
     return made | plain_data(settings)
 
 
@@ -279,62 +275,5 @@ def _at(where: Where, *path: str) -> Where:
     return Where(where.file, where.line, ".".join(path))
 
 
-def plain_data(value: Any, problems: list[Problem] | None = None, here: Where | None = None) -> Any:
-    """Data as YAML would give it: names as strings, functions as references, documents as mappings."""
-    if isinstance(value, Workflow):
-        return value._data
-    if isinstance(value, Loaded):
-        return value.spec
-    if isinstance(value, dict):
-        return {_word(key): plain_data(inner, problems, here) for key, inner in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [plain_data(inner, problems, here) for inner in value]
-    if isinstance(value, str):
-        return str(value)
-    if callable(value) and not isinstance(value, type):
-        return _reference(value, problems if problems is not None else [], here or _caller())
-    return value
-
-
-def _word(key: Any) -> Any:
-    return key.rstrip("_") if key in ("with_", "as_", "from_", "set_") else key
-
-
-def _reference(function: Callable[..., Any], problems: list[Problem], here: Where) -> str:
-    """`file.py:name` of a function that stands at the top of a file."""
-    name = getattr(function, "__qualname__", "")
-    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
-    if file is None or not name.isidentifier() or not Path(file).exists():
-        message = (
-            f"the function '{name or function!r}' can't be found again: it isn't at the top level of a file"
-        )
-        problems.append(
-            Problem.at(here, "local-function", message, "move it to the top level of a file, with 'def'")
-        )
-        return "?:unknown"
-    return f"{Path(file).resolve()}:{name}"
-
-
-def type_data(value: Any) -> Any:
-    """A Python type as a type of the language; anything else as it is."""
-    origin, args = typing.get_origin(value), typing.get_args(value)
-    if origin is list:
-        return [type_data(args[0])]
-    if origin is Literal:
-        return [plain_data(arg) for arg in args]
-    if origin in (typing.Union, types.UnionType) and type(None) in args and len(args) == 2:
-        inner = type_data(next(arg for arg in args if arg is not type(None)))
-        if not isinstance(inner, str):
-            message = f"{value} can't be null: only str, int, float and bool can in a document"
-            raise SpecError(Problem.at(_caller(), "unknown-type", message, "leave out '| None'"))
-        return f"{inner}?"
-    if is_dataclass(value) and isinstance(value, type):
-        hints = typing.get_type_hints(value)
-        return {f.name: type_data(hints[f.name]) for f in fields(value)}
-    if isinstance(value, dict):
-        return {_word(key): type_data(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [type_data(inner) for inner in value]
-    if isinstance(value, type) or value is Any:
-        return SCALARS.get(value, f"{getattr(value, '__name__', value)}")
-    return plain_data(value)
+DOCUMENTS[Workflow] = lambda made: made._data
+DOCUMENTS[Loaded] = lambda loaded: loaded.spec

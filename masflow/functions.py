@@ -66,7 +66,7 @@ def read_program(ref: str, where: Where, root: Path, timeout_s: float = 20) -> d
     """What the decorator of a workflow's function declares, read in a process apart.
 
     Returns:
-        `{data, lines, problems}`, as `masflow.program` makes them.
+        `{data, lines, problems}`, as `masflow.program` makes them, and the `function`'s FunctionIR.
     Raises:
         SpecError: the file can't be imported, has no such function, or the function isn't decorated.
     """
@@ -83,7 +83,7 @@ def read_program(ref: str, where: Where, root: Path, timeout_s: float = 20) -> d
         message = f"'{name}' of {file} is a function, but no workflow: it has no '@workflow(…)'"
         fix = f"write '@workflow(task=…, roles=…)' above 'async def {name}'"
         raise SpecError(Problem.at(where, "not-a-workflow", message, fix))
-    return line["program"]
+    return {**line["program"], "function": found}
 
 
 def _run_probe(refs: list[str], root: Path, timeout_s: float) -> tuple[list[dict[str, Any]], str]:

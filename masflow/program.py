@@ -13,16 +13,21 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from masflow.as_data import plain_data, type_data
 from masflow.decorators import lines_of
-from masflow.dsl import plain_data, type_data
 from masflow.errors import Problem, SpecError, Where
-from masflow.project import display_path
-from masflow.spec.program import MADE, NOT_DECLARED
 
 __all__ = ["workflow"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 PARAMETERS = ("task", "agents", "ctx")
+NOT_DECLARED = {
+    "state": "the function has variables of its own",
+    "nodes": "the function makes its calls itself",
+    "edges": "the function is the order of its calls",
+    "function": "it is the one below",
+}
+"""Keys of a YAML workflow that a function does without, and why."""
 
 
 def workflow(function: Any = None, /, **settings: Any) -> Any:
@@ -63,9 +68,6 @@ class _Declared:
             if key in NOT_DECLARED:
                 why = NOT_DECLARED[key]
                 self._problem((key,), "not-declared", f"'{key}' isn't declared: {why}", f"remove '{key}'")
-            elif key in MADE and key != "name":
-                message = f"'{key}' is filled in by the decorator"
-                self._problem((key,), "not-declared", message, f"remove '{key}'")
             elif key != "workflows":
                 data[key] = self._converted(key, value)
         data["nodes"] = self._nodes(data)
@@ -149,7 +151,7 @@ class _Declared:
     def _where(self, *path: str | int) -> Where:
         near = next((path[:n] for n in range(len(path), -1, -1) if path[:n] in self.lines), None)
         line = 0 if near is None else self.lines[near]
-        return Where(display_path(self.file), line, ".".join(map(str, path)))
+        return Where(str(self.file), line, ".".join(map(str, path)))
 
     def _problem(self, path: tuple[str | int, ...], code: str, message: str, fix: str) -> None:
         self.problems.append(Problem.at(self._where(*path), code, message, fix))

@@ -36,8 +36,6 @@ def bind_functions(graphs: Mapping[str, Graph], root: Path, problems: list[Probl
 
 
 def _refs(graph: Graph) -> Iterator[tuple[str, Where]]:
-    if graph.program:
-        yield graph.program.function.ref, graph.where
     for tool in graph.tools:
         if ":" in tool.function.ref:
             yield tool.function.ref, tool.where
@@ -55,12 +53,8 @@ def _refs(graph: Graph) -> Iterator[tuple[str, Where]]:
 
 
 def _bound(graph: Graph, known: Mapping[str, FunctionIR]) -> Graph:
-    program = graph.program
-    if program is not None:
-        program = replace(program, function=known.get(program.function.ref, program.function))
     return replace(
         graph,
-        program=program,
         tools=tuple(_bound_tool(tool, known) for tool in graph.tools),
         rewards=tuple(_bound_reward(reward, known) for reward in graph.rewards),
         state=tuple(

@@ -27,7 +27,7 @@ from masflow.compiler.graph import (
     ToolIR,
 )
 from masflow.compiler.limits import limits_of, raise_limits
-from masflow.compiler.programs import UNLIMITED, agent_tool, load_workflow, split_ref
+from masflow.compiler.programs import UNLIMITED, agent_tool, function_of, load_workflow, split_ref
 from masflow.compiler.regions import with_joins
 from masflow.compiler.routing import lower_rewards
 from masflow.errors import Problem, SpecError, closest, unknown
@@ -199,7 +199,7 @@ class _GraphLowering:
             graph,
             nodes=tuple(replace(node, max_visits=most) for node in graph.nodes),
             tools=(*graph.tools, *agents),
-            program=ProgramIR(FunctionIR(spec.function), spec.timeout_s),
+            program=ProgramIR(function_of(spec.function), spec.timeout_s),
         )
 
     def _functions(self, graph: Graph) -> tuple[FunctionIR, ...]:

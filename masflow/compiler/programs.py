@@ -22,7 +22,7 @@ from masflow.project import Loaded, Source, display_path, find_root, load
 from masflow.spec.problems import problems_of
 from masflow.spec.program import Program
 
-__all__ = ["AGENT", "agent_tool", "load_workflow", "program_problems", "split_ref"]
+__all__ = ["AGENT", "agent_tool", "function_of", "load_workflow", "program_problems", "split_ref"]
 
 AGENT = "agent"
 """Stands for the function of a tool that is another workflow."""
@@ -49,17 +49,24 @@ def load_workflow(path: Path, name: str | None, where: Where) -> Loaded[Any]:
     if path.suffix != ".py":
         return load(path, "workflow")
     name = name or _only(path, where)
-    stat = path.stat()
-    found = _declared(str(path.absolute()), name, stat.st_mtime_ns, stat.st_size, where)
+    try:
+        found = _declared(f"{path.absolute()}:{name}")
+    except SpecError as error:
+        raise SpecError(Problem.at(where, p.code, p.message, p.fix) for p in error.problems) from None
     lines = {tuple(place): line for place, line in found["lines"]}
     source = Source(display_path(path), lines)
     if found["problems"]:
-        raise SpecError(Problem(**problem) for problem in found["problems"])
+        raise SpecError(Problem(**{**p, "file": source.file}) for p in found["problems"])
     try:
         spec = Program.model_validate(found["data"])
     except ValidationError as error:
         raise SpecError(problems_of(error, found["data"], source.where, lines)) from None
     return Loaded("workflow", spec, source, path, find_root(path))
+
+
+def function_of(ref: str) -> FunctionIR:
+    """The function of a workflow that was loaded, with its file's hash."""
+    return _declared(ref)["function"]
 
 
 def _only(path: Path, where: Where) -> str:
@@ -73,11 +80,16 @@ def _only(path: Path, where: Where) -> str:
     raise SpecError(Problem.at(where, "ambiguous-workflow", message, f"write '{path.name}:{names[0]}'"))
 
 
+def _declared(ref: str) -> dict[str, Any]:
+    stat = Path(ref.rpartition(":")[0]).stat()
+    return _read(ref, stat.st_mtime_ns, stat.st_size)
+
+
 @lru_cache(maxsize=256)
-def _declared(path: str, name: str, changed_ns: int, size: int, where: Where) -> dict[str, Any]:
+def _read(ref: str, changed_ns: int, size: int) -> dict[str, Any]:
     from masflow.functions import read_program
 
-    return read_program(f"{path}:{name}", where, find_root(Path(path)))
+    return read_program(ref, Where(ref), find_root(Path(ref.rpartition(":")[0])))
 
 
 def agent_tool(name: str, child: Graph, given: Mapping[str, Any], where: Where) -> ToolIR | Problem:

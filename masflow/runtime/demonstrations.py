@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from masflow.errors import EpisodeError
-from masflow.trace import Path, path_json
+from masflow.trace import Path, path_from_json, path_json
 
 
 class Script:
@@ -32,7 +32,7 @@ class Script:
 
     def reply(self, node: str, path_text: str) -> str:
         """Raw text of the next turn of a node. Raises EpisodeError when the demonstration has none."""
-        index = self._find(node)
+        index = self._find(node, path_from_json(path_text)[-1].item)
         if index is None or "reply" not in self.left[index][1]:
             following = (
                 f"turn {self.left[0][0]} is of node '{self.left[0][1]['node']}'"
@@ -45,21 +45,27 @@ class Script:
         return str(turn["reply"])
 
     def has_value(self, path: Path) -> bool:
-        index = self._find(qualified(path))
+        index = self._find(qualified(path), path[-1].item)
         return index is not None and "value" in self.left[index][1]
 
     def value(self, path: Path) -> Any:
-        index = self._find(qualified(path))
+        index = self._find(qualified(path), path[-1].item)
         assert index is not None, path_json(path)
         return self.left.pop(index)[1]["value"]
 
     def trains(self, path_text: str) -> bool:
         return self.trained.get(path_text, True)
 
-    def _find(self, node: str) -> int | None:
-        """The first turn left of a node; it must be the next one unless branches run side by side."""
+    def _find(self, node: str, item: int | str | None) -> int | None:
+        """The first turn left of a node; it must be the next one unless branches run side by side.
+
+        One that carries a `key` is the turn of that key (or item) only.
+        """
+        names = (node, node.rpartition("/")[2])
         found = (
-            i for i, (_, turn) in enumerate(self.left) if turn["node"] in (node, node.rpartition("/")[2])
+            i
+            for i, (_, turn) in enumerate(self.left)
+            if turn["node"] in names and turn.get("key", item) == item
         )
         index = next(found, None)
         return None if index and self.alone() else index

@@ -10,16 +10,10 @@ from masflow.spec.edges import Edges
 from masflow.spec.names import check_names
 from masflow.spec.workflow import Node, Workflow
 
-__all__ = ["MADE", "NOT_DECLARED", "Program"]
+__all__ = ["Program"]
 
-MADE = ("name", "function", "nodes")
-"""What the decorator fills in itself."""
-NOT_DECLARED = {
-    "state": "the function has variables of its own",
-    "nodes": "the function makes its calls itself",
-    "edges": "the function is the order of its calls",
-}
-"""Keys of a YAML workflow that a function does without, and why."""
+LEFT_OUT = ("name", "function", "nodes", "state", "edges")
+"""Keys that nobody writes in a decorator: it fills them in, or a function has no use for them."""
 
 
 class Program(Workflow):
@@ -39,5 +33,4 @@ class Program(Workflow):
 
     @classmethod
     def known_keys(cls) -> tuple[str, ...]:
-        left_out = (*MADE, *NOT_DECLARED)
-        return tuple(key for key in super().known_keys() if key not in left_out)
+        return tuple(key for key in super().known_keys() if key not in LEFT_OUT)
