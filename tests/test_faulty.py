@@ -72,6 +72,8 @@ IGNORED = (
     "graph/top_p_in_training/main.yaml",
     "graph/greedy_in_training/main.yaml",
     "graph/more_updates_than_tasks/main.yaml",
+    "graph/shards_for_one_trainer/main.yaml",
+    "graph/colocated_shards/main.yaml",
     "spec/unknown_backend.yaml",
     "spec/frozen_with_optimizer.yaml",
     "spec/adapters_without_lora.yaml",

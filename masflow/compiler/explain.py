@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from masflow.compiler.chat import notes_of
 from masflow.compiler.graph import START, Arrow, Graph, Node, RewardIR
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.regions import Regions
@@ -178,6 +179,7 @@ def _model_lines(plan: Plan) -> Iterator[str]:
     for model in plan.models:
         size = "played by a server" if model.endpoint else _size_words(estimate(model))
         yield f"{model.name}: {_base_name(model)}, {model.train}; {size}"
+        yield from (f"  {note}" for note in notes_of(model))
         for policy in model.policies:
             learns = f"learns, lr {policy.optimizer.lr:g}" if policy.train else "frozen"
             start = f", from {policy.init}" if policy.init else ""
@@ -252,16 +254,43 @@ def _runtime_lines(plan: Plan) -> Iterator[str]:
     served = [model.name for model in plan.models if model.endpoint]
     if served:
         repeats = f"needn't repeat, for servers that play {', '.join(served)} needn't"
-    yield f"{runtime.backend}: everything in this process; threads {threads}; a run {repeats}"
+    where = "everything in this process"
+    if runtime.backend == "ray":
+        threads = threads if isinstance(threads, int) else "as many as its CPUs"
+        where = f"a star of processes, {'of' if runtime.address else 'with'} "
+        where += (
+            f"the cluster at {runtime.address}" if runtime.address else "a Ray of its own on this machine"
+        )
+    yield f"{runtime.backend}: {where}; threads {threads}; a run {repeats}"
+    for model in plan.models if runtime.backend == "ray" else ():
+        if model.endpoint is None:
+            yield f"{model.name}: {_place_text(model)}"
     yield f"engine {runtime.engine.use}: at most {runtime.engine.max_batch_tokens} tokens decoded together"
     why = "one process plays, then trains" if runtime.pipeline == "auto" else "as asked for"
     yield f"pipeline sync: {why}; staleness 0"
 
 
+def _place_text(model: ModelIR) -> str:
+    """How many processes of a cluster speak for a model and train it, and what each takes."""
+    rollout, trainer = model.place.rollout, model.place.trainer
+    speak = f"rollout workers {rollout.workers}{_share(rollout.cpus, rollout.gpus)}"
+    if model.train == "frozen":
+        return speak
+    learn = f"trainer workers {trainer.workers}{_share(trainer.cpus, trainer.gpus)}"
+    learn += f" ({trainer.strategy})" if trainer.workers > 1 else ""
+    return f"placement {model.place.placement}, {speak}, {learn}"
+
+
+def _share(cpus: float | None, gpus: float) -> str:
+    asked = [f"{n:g} {what}" for n, what in ((cpus, "CPUs"), (gpus, "GPUs")) if n]
+    return f" (each {' and '.join(asked)})" if asked else ""
+
+
 def _data_lines(plan: Plan) -> Iterator[str]:
     for split, sources in plan.data.items():
         yield f"{split}: " + ", ".join(
-            s.path.removeprefix(plan.root_dir + "/") + (f" (weight {s.weight:g})" if s.weight != 1 else "")
+            s.path.removeprefix(plan.root_dir + "/")
+            + (f" (weight {s.weight:g})" if s.weight not in (None, 1) else "")
             for s in sources
         )
 

@@ -19,6 +19,7 @@ from masflow.compiler.graph import Graph
 from masflow.compiler.lower import Lowering, doc_of
 from masflow.compiler.overrides import overridden
 from masflow.compiler.pairs import plan_problems
+from masflow.compiler.places import link_places
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.policies import Names, link_models
 from masflow.compiler.programs import load_workflow, split_ref
@@ -50,6 +51,7 @@ class Draft:
     params: Mapping[str, Any] = field(default_factory=dict)
     mapping: Loaded[MappingSpec] | None = None
     runtime: Runtime | None = None
+    runtime_document: Loaded[Runtime] | None = None
     lowering: Lowering | None = None
     root: str | None = None
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -73,6 +75,7 @@ def read_documents(draft: Draft) -> None:
     draft.workflow_prefix = at if isinstance(use.use, Workflow) else ()
     draft.mapping = _document(draft, spec.mapping, "mapping", ("mapping",), draft.mapping_file)
     runtime = _document(draft, spec.runtime, "runtime", ("runtime",), draft.runtime_file)
+    draft.runtime_document = runtime
     draft.runtime = runtime.spec if runtime else None
 
 
@@ -139,7 +142,10 @@ def link_mapping(draft: Draft) -> None:
     ]
     team = team_of(draft.root, draft.graphs)
     models = link_models(draft.mapping, draft.experiment, Names.of(team, declared), draft.problems)
-    draft.models = link_chats(models, draft.mapping, team, draft.problems)
+    models = link_chats(models, draft.mapping, team, draft.problems)
+    if draft.runtime_document is not None:
+        models = link_places(models, draft.mapping, draft.runtime_document, draft.problems)
+    draft.models = models
 
 
 def link_plan(draft: Draft) -> None:

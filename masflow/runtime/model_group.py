@@ -66,7 +66,7 @@ class ModelGroup:
             RunError: a policy's `init` isn't there; in one process whatever `Worker` raises.
         """
         self.model = _found(model, plan)
-        self.layout = placement.layout_of(model)
+        self.layout = placement.layout_of(model, plan.runtime)
         self.incidents: list[str] = []
         """What happened to workers since the hub last took these."""
         self._plan, self._run_dir, self._worker = plan, run_dir, worker

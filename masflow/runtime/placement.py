@@ -32,13 +32,15 @@ class Node:
     gpus: float
 
 
-def layout_of(model: ModelIR) -> Layout:
-    """Resolve `placement: auto`: colocated where one process does both, or nothing is trained."""
+def layout_of(model: ModelIR, runtime: Runtime) -> Layout:
+    """Resolve `placement: auto`: colocated where one process does both, or nothing is trained; apart where
+    the engine has weights of its own."""
     place = model.place
     speakers, trainers = place.rollout.workers, place.trainer.workers
     if model.train == "frozen":
         return Layout(True, speakers, 0)
-    if place.placement == "separate" or (place.placement == "auto" and (speakers, trainers) != (1, 1)):
+    alone = (speakers, trainers) != (1, 1) or (place.rollout.engine or runtime.engine).use == "vllm"
+    if place.placement == "separate" or (place.placement == "auto" and alone):
         return Layout(False, speakers, trainers)
     together = max(speakers, trainers)
     return Layout(True, together, together)
@@ -46,7 +48,7 @@ def layout_of(model: ModelIR) -> Layout:
 
 def asks_of(model: ModelIR, runtime: Runtime) -> Iterator[tuple[str, Ask]]:
     """(actor's name, what it takes) of all processes of a model, its store first."""
-    layout, place = layout_of(model), model.place
+    layout, place = layout_of(model, runtime), model.place
     shares = runtime.address is None
     yield f"{model.name}/store", Ask(threads=1)
     rollout, trainer = place.rollout, place.trainer
