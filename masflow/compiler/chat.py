@@ -25,7 +25,7 @@ from masflow.project import Loaded, Source, display_path, resolve
 from masflow.spec.mapping import Chat, ConfigBase
 from masflow.spec.mapping import Mapping as MappingSpec
 
-__all__ = ["dialect_of", "link_chats", "template_of", "variables_of"]
+__all__ = ["dialect_of", "link_chats", "notes_of", "option_values", "template_of", "variables_of"]
 
 
 class _Generation(Extension):

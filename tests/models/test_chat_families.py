@@ -93,11 +93,17 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     return made
 
 
+def end_of(name: str) -> int:
+    token = tokenizer_of(name).eos_token_id
+    assert isinstance(token, int)
+    return token
+
+
 def chat_of(name: str, **options: Any) -> ChatTokens:
     tokenizer = tokenizer_of(name)
     return ChatTokens(
         tokenizer,
-        (int(tokenizer.eos_token_id),),
+        (end_of(name),),
         Chat(**options),
         FAMILIES[name].dialect or "text",
         f"{name}.jinja",
@@ -114,7 +120,7 @@ def spelled(name: str, text: str) -> tuple[int, ...]:
         whole = part in tokenizer.get_added_vocab()
         pieces += [part] if whole else [{" ": blank, "\n": line}.get(c, c) for c in part]
     ids = tokenizer.convert_tokens_to_ids(pieces)
-    assert tokenizer.unk_token_id is None and None not in ids
+    assert isinstance(ids, list) and tokenizer.unk_token_id is None and None not in ids
     return tuple(ids)
 
 
@@ -298,7 +304,7 @@ def call(name: str, n: int) -> str:
 def played(plan: Plan, name: str, said: Sequence[str]) -> tuple[Trajectory, Letters]:
     [model] = plan.models
     own = tokenizer_of(name)
-    chat = ChatTokens.of(model, own, (int(own.eos_token_id),))
+    chat = ChatTokens.of(model, own, (end_of(name),))
     engine = Letters(name, chat, said)
     player = Player(plan)
     [trajectory] = play(player, [player.start({"n": 3}, KEY)], engine.generate)
