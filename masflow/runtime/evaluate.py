@@ -17,7 +17,7 @@ from masflow.compiler.team import graphs_below
 from masflow.errors import RunError
 from masflow.models.engine import RolloutEngine
 from masflow.rl.score import score
-from masflow.runtime.episodes import play
+from masflow.runtime.episodes import answers_of, play
 from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
 from masflow.runtime.react import has_call
@@ -108,7 +108,7 @@ def _played(
         player.start(tasks[i].row, EpisodeKey(plan.train.seed, split, step, i, tasks[i].id, sample))
         for i in slots
     ]
-    return score(plan, play(player, states, engine.generate), judge_of(plan, engine.generate))
+    return score(plan, play(player, states, answers_of(engine)), judge_of(plan, engine.generate))
 
 
 def _headline_values(scored: Sequence[Scored], name: str) -> dict[int, list[float]]:

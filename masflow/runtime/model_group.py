@@ -20,8 +20,9 @@ from masflow.runtime import checkpoints, placement
 from masflow.runtime.backend import Actor, Backend, Died, Pending
 from masflow.runtime.balance import Balance
 from masflow.runtime.local import LocalBackend
+from masflow.runtime.messages import Answer, Delivery, Part
 from masflow.runtime.store import Store
-from masflow.runtime.worker import Answer, Delivery, Part, Worker
+from masflow.runtime.worker import Worker
 from masflow.spec.mapping import Optimizer
 from masflow.trace import Turn
 
@@ -56,7 +57,7 @@ class ModelGroup:
         plan: Plan,
         run_dir: Path,
         backend: Backend | None = None,
-        worker: type[Worker] = Worker,
+        worker: type = Worker,
     ):
         """Spawn the store and the workers; `ready` waits for them.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from masflow.compiler.plan import Plan, PolicyIR
 from masflow.models.engine import Reply, Request
@@ -20,13 +20,12 @@ from masflow.rl.losses import LossSpec
 from masflow.runtime.backend import Backend
 from masflow.runtime.endpoint_group import EndpointGroup
 from masflow.runtime.local import LocalBackend
+from masflow.runtime.model_group import ModelGroup
 from masflow.runtime.placement import asks_of
 from masflow.runtime.rundir import StopFlag
 from masflow.runtime.stream import Stream
+from masflow.runtime.worker import Worker
 from masflow.spec.runtime import Runtime
-
-if TYPE_CHECKING:
-    from masflow.runtime.model_group import ModelGroup
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,19 @@ class Team:
     """All physical models of a plan. A RolloutEngine: `generate` routes by policy and keeps the order."""
 
     def __init__(
-        self, plan: Plan, run_dir: Path, stop: StopFlag | None = None, backend: Backend | None = None
+        self,
+        plan: Plan,
+        run_dir: Path,
+        stop: StopFlag | None = None,
+        backend: Backend | None = None,
+        worker: type = Worker,
     ):
-        """Load every model. Args: backend: where the processes run; default: what the plan's runtime says."""
-        from masflow.runtime.model_group import ModelGroup
+        """Load every model.
 
+        Args:
+            backend: where the processes run; default: what the plan's runtime says.
+            worker: what a process of a model is.
+        """
         self._backend = backend or backend_of(plan.runtime)
         self.groups: dict[str, ModelGroup | EndpointGroup] = {}
         own = [model for model in plan.models if model.endpoint is None]
@@ -69,7 +76,7 @@ class Team:
             for model in (m for m in plan.models if m.endpoint is not None):
                 self.groups[model.name] = EndpointGroup(model, stop.check if stop else _go_on)
             for model in own:
-                self.groups[model.name] = ModelGroup(model, plan, run_dir, self._backend)
+                self.groups[model.name] = ModelGroup(model, plan, run_dir, self._backend, worker)
             for group in self.groups.values():
                 group.ready()
             stack.pop_all()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,17 @@ from masflow.errors import RunError
 from masflow.models import saving
 from masflow.models.backbone import Backbone
 from masflow.models.bases import load_base
-from masflow.models.engine import Reply, Request
+from masflow.models.engine import Request
 from masflow.models.experience import Experience, Row
 from masflow.models.policies import Policies
 from masflow.models.publishing import Payload, Probe
-from masflow.models.ranks import Ranks, Strategy, free_address
+from masflow.models.ranks import Ranks, free_address
 from masflow.models.tokens import ChatTokens
 from masflow.models.trainer import Trainer, TrainItem
 from masflow.models.transformers_engine import TransformersEngine, not_finite
 from masflow.rl.losses import LossSpec
 from masflow.runtime.backend import Actor
+from masflow.runtime.messages import Answer, Delivery, Part
 from masflow.spec.mapping import Optimizer
 from masflow.trace import Message, Turn
 
@@ -37,47 +37,6 @@ __all__ = ["Answer", "Delivery", "Part", "Worker"]
 _PROBE = (Message("user", "what is the capital of france"),)
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 """Nats between engine and trainer on the probe; half precision: 0.1."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Which of a model's processes a worker is. Made by the model group."""
-
-    name: str
-    speaks: bool = True
-    learns: bool = True
-    rank: int = 0
-    """Among the processes that learn."""
-    world: int = 1
-    strategy: Strategy = "ddp"
-    threads: int | None = None
-    timeout_s: float = 3600.0
-    """Of a call to the store."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a worker says to a batch of requests. Made by it; eaten by the model group."""
-
-    replies: list[Reply]
-    num_drawn: int
-    """Replies that were decoded; a prompt that is too long has none."""
-    num_batches: int
-    """Decoding batches."""
-    num_forked: int
-    """Rows that forked because the chat template rewrote their history."""
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """Proof that a worker speaks with the trainer's weights. Made after a publication; eaten by metrics."""
-
-    policy: str
-    version: int
-    checksum: str
-    """Of the policy's weights, where they speak."""
-    logprob_gap: float
-    """Largest difference between the engine's and the trainer's log-probs on the probe prompt, nats."""
 
 
 class Worker:
