@@ -93,14 +93,14 @@ class RayPending:
             value = ray.get(self.ref, timeout=timeout_s)
         except GetTimeoutError:
             raise stuck(self.name, self.method, timeout_s) from None
-        except (RayActorError, ObjectLostError) as error:
-            raise Died(self.name, _reason(error)) from None
-        except RayTaskError as error:
+        except RayTaskError as error:  # also one of the kind of its cause
             if isinstance(error.cause, (RayActorError, ObjectLostError)):
                 for need in self.needs:
                     need.get(timeout_s)
                 raise Died(self.name, _reason(error.cause)) from None
             raise
+        except (RayActorError, ObjectLostError) as error:
+            raise Died(self.name, _reason(error)) from None
         if isinstance(value, _Failure):
             raise value.error
         return value

@@ -23,7 +23,7 @@ from masflow.runtime.local import LocalActor
 from masflow.runtime.model_group import ModelGroup
 from masflow.runtime.store import Store
 from masflow.runtime.worker import Worker
-from masflow.spec.mapping import Lora, Optimizer
+from masflow.spec.mapping import Chat, Lora, Optimizer
 from masflow.spec.runtime import Runtime
 from masflow.trace import Message, Turn
 
@@ -195,12 +195,10 @@ def test_a_conversation_trains_on_the_ids_that_were_sampled(group_plan: MakePlan
 
 def test_a_template_that_rewrites_history_is_counted(group_plan: MakePlan, tmp_path: Path) -> None:
     # FIELD_PROBLEMS, Tokens: templates drop reasoning from history; a fork is counted.
-    with _group(group_plan(), tmp_path) as group:
-        _inside(
-            group
-        ).tokens.tokenizer.chat_template = (
-            "{% for m in messages %}{{ 'gone' if m.role == 'assistant' else m.content }}\n{% endfor %}"
-        )
+    rewrites = "{% for m in messages %}{{ 'gone' if m.role == 'assistant' else m.content }}\n{% endfor %}"
+    plan = group_plan()
+    plan = replace(plan, models=(replace(plan.models[0], chat=Chat(template=rewrites)),))
+    with _group(plan, tmp_path) as group:
         first = _requests("m", samples=1)
         second = []
         for request, reply in zip(first, group.generate(first), strict=True):

@@ -1,0 +1,99 @@
+"""The backend of Ray with plain objects: order, errors, deaths, time limits, placement."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from masflow.errors import RunError, SpecError
+from masflow.runtime import cluster
+from masflow.runtime.backend import Ask, Died
+from masflow.runtime.cluster import RayActor, RayBackend
+from masflow.spec.runtime import Runtime
+from tests.runtime.ray.plain_actors import Echo
+
+
+def test_calls_of_an_actor_run_in_order_and_hand_values_on_without_the_caller(backend: RayBackend) -> None:
+    one, two = backend.spawn("one", Echo, ask=Ask(threads=3)), backend.spawn("two", Echo)
+    for number in range(20):
+        one.call("say", number)
+    assert one.call("all").get(30.0) == list(range(20))
+    assert two.call("size_of", one.call("zeros", 5_000_000)).get(30.0) == 5_000_000
+    assert one.call("pid").get(30.0) != two.call("pid").get(30.0)
+    assert one.call("threads").get(30.0) == "3"
+    slow, quick = one.call("sleep", 0.5), two.call("say", "quick")
+    assert backend.wait([slow, quick], 30.0) == [1] and quick.done() and not slow.done()
+
+
+def test_errors_come_back_as_they_were_raised(backend: RayBackend) -> None:
+    echo = backend.spawn("echo", Echo)
+    with pytest.raises(RunError, match="it broke\n  fix: mend it"):
+        echo.call("fail", "run").get(30.0)
+    with pytest.raises(SpecError, match="a.yaml:3 x"):
+        echo.call("fail", "spec").get(30.0)
+    with pytest.raises(OSError, match="No space left") as full:
+        echo.call("fail", "disk").get(30.0)
+    assert full.value.errno == 28 and full.value.filename == "/some/file"
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        echo.call("fail", "bug").get(30.0)
+    with pytest.raises(RunError, match="it broke"):  # of the call whose value was to be handed on
+        echo.call("say", echo.call("fail", "run")).get(30.0)
+    with pytest.raises(RunError, match="can't begin"):
+        backend.spawn("unmade", Echo, "can't begin").call("all").get(30.0)
+
+
+def test_a_death_is_told_with_the_name_of_who_died(backend: RayBackend) -> None:
+    one, two = backend.spawn("one", Echo), backend.spawn("two", Echo)
+    assert two.call("say", 1).get(30.0) == 1
+    slow = one.call("sleep", 60)
+    needs = two.call("say", slow)
+    one.kill()
+    for call in (slow, needs, one.call("say", 1)):
+        with pytest.raises(Died, match="'one' died: .*") as death:
+            call.get(30.0)
+        assert death.value.name == "one"
+    assert two.call("say", 2).get(30.0) == 2
+
+
+def test_runtime__placement_hangs_without_a_cause__every_wait_is_bounded_and_names_the_stuck_part(
+    backend: RayBackend, ray_up: None
+) -> None:
+    """Row of FIELD_PROBLEMS, Runtime: placement hangs without a cause."""
+    echo = backend.spawn("m/rollout0", Echo)
+    with pytest.raises(RunError, match=r"'m/rollout0' has not answered 'sleep' after 0\.2 s"):
+        echo.call("sleep", 1.0).get(0.2)
+    with pytest.raises(RunError) as impossible:
+        backend.reserve({"m/rollout0": Ask(cpus=2), "m/trainer0": Ask(cpus=1, gpus=1)})
+    text = str(impossible.value)
+    assert "2 processes want 3 CPUs and 1 GPUs" in text and "2 CPUs, 0 GPUs" in text and "m/trainer0" in text
+    backend.reserve({"m/rollout0": Ask(cpus=2)})
+    other = RayBackend(Runtime(backend="ray", start_timeout_s=1.0))
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"had no room in 1 s for n/worker0 \(1 CPUs.*free are 0 CPUs"):
+        other.reserve({"n/worker0": Ask(cpus=1)})
+    assert time.monotonic() - began < 10
+    other.close()
+
+
+def test_an_actor_has_what_was_reserved_for_its_name_and_may_be_made_again(backend: RayBackend) -> None:
+    backend.reserve({"big": Ask(cpus=2)})
+    for _ in range(2):
+        actor = backend.spawn("big", Echo, ask=Ask(cpus=2))
+        assert actor.call("say", 1).get(30.0) == 1
+        actor.kill()
+
+
+def test_a_cluster_that_does_not_answer_is_told_at_once(ray_up: None) -> None:
+    for address in ("127.0.0.1:9", "nowhere"):
+        began = time.monotonic()
+        with pytest.raises(RunError, match=f"(?s)no Ray cluster answers at '{address}'.*ray start --head"):
+            cluster.start(address)
+        assert time.monotonic() - began < 10
+
+
+def test_an_actor_may_be_handed_to_another(backend: RayBackend, tmp_path: Path) -> None:
+    one, two = backend.spawn("one", Echo), backend.spawn("two", Echo)
+    found = two.call("say", one).get(30.0)
+    assert isinstance(found, RayActor) and found.name == "one" and found.call("say", 5).get(30.0) == 5
