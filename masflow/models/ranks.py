@@ -209,7 +209,7 @@ class Ranks:
             text = str(error)
             if not any(mark in text.lower() for mark in _MARKS):
                 raise
-            first = next(iter(text.strip().splitlines()), type(error).__name__)
+            first = next(iter(text.strip().splitlines()), type(error).__name__).partition(". This is ")[0]
             raise RunError(
                 f"trainer rank {self.rank} of {self.world} lost the others, {what}: {first}", FIX
             ) from error

@@ -29,6 +29,8 @@ from masflow.trace import Turn
 __all__ = ["Call", "Delivery", "ModelGroup"]
 
 _CLOSE_S = 10.0
+_GRACE_S = 10.0
+"""For the other processes of a model, once one has failed: it may be that one of them died."""
 _MAX_DEATHS = 3
 """Of one worker without an answer in between."""
 
@@ -142,7 +144,23 @@ class ModelGroup:
         self, actors: Sequence[Actor], method: str, *args: Any, timeout_s: float | None = None
     ) -> list[Any]:
         """Call all of them at once, then wait for each."""
-        return [self._get(p, timeout_s) for p in [actor.call(method, *args) for actor in actors]]
+        return self._by_rank([actor.call(method, *args) for actor in actors], timeout_s)
+
+    def _by_rank(self, pendings: Sequence[Pending[Any]], timeout_s: float | None = None) -> list[Any]:
+        """What each process answers. Of several errors the one that explains the others: one that died."""
+        found: list[Any] = []
+        first: RunError | None = None
+        for pending in pendings:
+            try:
+                bound_s = timeout_s or self._plan.runtime.call_timeout_s
+                found.append(pending.get(bound_s if first is None else _GRACE_S))
+            except Died as death:
+                self._get(_Dead(death))
+            except RunError as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return found
 
     # -- speaking ---------------------------------------------------------------------------------
 
@@ -271,8 +289,7 @@ class ModelGroup:
         """Metrics of an update, after its publication."""
         if not begun:
             return {}
-        by_rank = [self._get(pending) for pending in begun]
-        metrics = dict(by_rank[0])
+        metrics = dict(self._by_rank(begun)[0])
         staleness = metrics.pop("staleness")
         delivery = self.prove_delivery(policy)
         facts = {"version": delivery.version, "delivery_gap": delivery.logprob_gap, "staleness": staleness}
