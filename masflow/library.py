@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from masflow.decorators import decorated
 from masflow.errors import Problem, SpecError, Where, closest
 from masflow.spec.yaml import read_yaml
 
@@ -119,6 +120,8 @@ def _listed(root: Path, prefix: str) -> list[Content]:
         key = path.relative_to(root).as_posix()
         if _is_document(key):
             kind = next(kind for kind, folder in FOLDERS.items() if key.startswith(f"{folder}/"))
+            if kind == "workflow" and path.suffix == ".py" and not decorated(path):
+                continue
             content.append(Content(kind, path.stem, prefix + key, _summary(path)))
     return content
 

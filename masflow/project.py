@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 from pydantic import ValidationError
 
+from masflow.decorators import decorated
 from masflow.errors import Problem, SpecError, Where, closest
 from masflow.spec.base import Spec
 from masflow.spec.experiment import Experiment
@@ -33,6 +34,8 @@ KINDS: dict[str, type[Spec]] = {
 }
 """Every kind of document and its spec."""
 ROOT_SIGNS = ("workflows", "pyproject.toml", ".git")
+DATA = "MASFLOW_DATA"
+"""The variable that says where shared data are."""
 MAX_BYTES = 8_000_000
 MAX_SHOWN = 200
 
@@ -130,6 +133,8 @@ def _missing(ref: str, tried: list[Path], where: Where, what: str, root: Path) -
         if near
         else f"create it as {_short(tried[0], root)}"
     )
+    if near is None and Path(ref).is_relative_to(_data_folder(root)):
+        fix = f"set {DATA} to the folder that holds {Path(ref).relative_to(_data_folder(root)).as_posix()}"
     if len(ref) > MAX_SHOWN or "\n" in ref:
         shown = repr(ref[:MAX_SHOWN])
         return Problem.at(
@@ -137,6 +142,10 @@ def _missing(ref: str, tried: list[Path], where: Where, what: str, root: Path) -
         )
     places = ", ".join(dict.fromkeys(_short(path.absolute(), root.absolute()) for path in tried))
     return Problem.at(where, "missing-file", f"{what} '{ref}' not found; tried {places}", fix)
+
+
+def _data_folder(root: Path) -> Path:
+    return Path(os.environ.get(DATA) or root.parent / "shared" / "data")
 
 
 def expand_data(ref: str, root: Path, where: Where) -> str:
@@ -148,8 +157,8 @@ def expand_data(ref: str, root: Path, where: Where) -> str:
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
-        if name == "MASFLOW_DATA":
-            return os.environ.get(name) or str(root.parent / "shared" / "data")
+        if name == DATA:
+            return str(_data_folder(root))
         if name not in os.environ:
             message = f"the variable '{name}' of '{ref}' isn't set"
             raise SpecError(
@@ -280,8 +289,10 @@ def read_bytes(path: Path, file: str) -> bytes:
 
 
 def find_documents(path: Path) -> Iterator[Path]:
-    """The YAML files below a folder, sorted; a file is itself."""
+    """The YAML files below a folder and the Python files with an `@workflow`, sorted; a file is itself."""
     if not path.is_dir():
         yield path
         return
-    yield from sorted(p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file())
+    for file in sorted(p for p in path.rglob("*") if p.suffix in (".yaml", ".yml", ".py") and p.is_file()):
+        if file.suffix != ".py" or decorated(file):
+            yield file

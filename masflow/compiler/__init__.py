@@ -78,9 +78,18 @@ def _experiment_draft(experiment: Any, mapping: Any, runtime: Any, overrides: Ma
 
 
 def check(path: Path | str) -> list[Problem]:
-    """Every problem and warning of a document of any kind; bad input never raises."""
-    from masflow.compiler.pipeline import WORKFLOW_STEPS, Draft, run_steps
+    """Every problem and warning of a document of any kind; bad input never raises.
 
+    Args:
+        path: a YAML file; a Python file, of which every `@workflow` is checked; or `file.py:function`.
+    """
+    from masflow.compiler.pipeline import WORKFLOW_STEPS, Draft, run_steps
+    from masflow.decorators import decorated
+
+    file = Path(path)
+    names = list(decorated(file)) if file.suffix == ".py" and file.is_file() else []
+    if len(names) > 1:
+        return sorted({problem for name in names for problem in check(f"{path}:{name}")})
     try:
         loaded = _loaded(path, None)
         if loaded.kind == "workflow":

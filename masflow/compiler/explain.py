@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from masflow.compiler.chat import notes_of
-from masflow.compiler.graph import START, Arrow, Graph, Node, RewardIR
+from masflow.compiler.graph import START, Arrow, Graph, Node, ProgramIR, RewardIR
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.regions import Regions
 from masflow.compiler.sizes import Size, estimate
@@ -51,15 +51,18 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 def _graph_data(plan: Plan) -> dict[str, Any]:
     nodes, edges = [], []
+    functions: dict[str, str] = {}
     for place in graphs_below(plan.root, plan.workflows):
         for node in place.graph.nodes:
             nodes.append({"name": place.prefix + node.name, "kind": node.kind, "what": _what(node)})
+        if place.graph.program is not None:
+            functions[place.prefix.rstrip("/")] = _program_name(place.graph.program)
         for source, switch, arrow in _arrows(place.graph):
             for target in arrow.targets:
                 edge = {"from": place.prefix + source, "to": place.prefix + target}
                 label = _label(arrow, switch)
                 edges.append({**edge, "when": label} if label else edge)
-    return {"nodes": nodes, "edges": edges}
+    return {"nodes": nodes, "edges": edges} | ({"functions": functions} if functions else {})
 
 
 def _model_data(model: ModelIR) -> dict[str, Any]:
@@ -88,6 +91,10 @@ def _reward_data(reward: RewardIR) -> dict[str, Any]:
         "paid": _paid(reward),
         "otherwise": reward.otherwise,
     }
+
+
+def _program_name(program: ProgramIR) -> str:
+    return "/".join(program.function.ref.split("/")[-2:])
 
 
 def _function_name(reward: RewardIR) -> str:
@@ -164,6 +171,8 @@ def _graph_lines(plan: Plan) -> Iterator[str]:
             detail = "; ".join(mark for mark in marks if mark)
             shown = f"  ({detail})" if detail else ""
             yield f"{place.prefix + node.name:<20} {node.kind:<8} {_what(node)}{shown}"
+        if place.graph.program is not None:
+            yield from _program_lines(place.prefix, place.graph, place.graph.program)
         for source, switch, arrow in _arrows(place.graph):
             label = _label(arrow, switch)
             targets = " & ".join(place.prefix + target for target in arrow.targets)
@@ -173,6 +182,17 @@ def _graph_lines(plan: Plan) -> Iterator[str]:
         tokens = f", {limits.tokens} tokens" if limits.tokens else ""
         of = f" of {place.prefix.rstrip('/')}" if place.prefix else ""
         yield f"limits{of}: {limits.turns} turns, {limits.items} items{tokens}"
+
+
+def _program_lines(prefix: str, graph: Graph, program: ProgramIR) -> Iterator[str]:
+    """What is known of a workflow that is a function before it is played."""
+    of = f"{prefix.rstrip('/')} is " if prefix else ""
+    name = _program_name(program)
+    yield f"{of}played by {name}; how often it calls what, and in which order, is known only then"
+    for role in graph.roles:
+        if role.tools:
+            most = f"at most {role.max_calls} calls each time it is asked"
+            yield f"{prefix + role.name} may itself call {', '.join(role.tools)} ({most})"
 
 
 def _model_lines(plan: Plan) -> Iterator[str]:
@@ -234,6 +254,8 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
 def _group_lines(plan: Plan) -> Iterator[str]:
     for group in plan.groups:
         yield f"({', '.join(group.key)}): {group.expected_size} turns at most"
+    if any(group.key[2].endswith("]") and "[visit,key" in group.key[2] for group in plan.groups):
+        yield "of those with [visit,key] there is a group for each call of a function, seen only when played"
 
 
 def _reward_lines(plan: Plan) -> Iterator[str]:
@@ -328,8 +350,16 @@ def mermaid(plan: Plan) -> str:
 
 
 def _mermaid_lines(graph: Graph, prefix: str) -> Iterator[str]:
-    yield f"{_id(prefix + 'start')}((start))"
-    yield f"{_id(prefix + 'end')}((end))"
+    if graph.program is None:
+        yield f"{_id(prefix + 'start')}((start))"
+        yield f"{_id(prefix + 'end')}((end))"
+    else:  # any number of calls, in whatever order
+        yield f'{_id(prefix + START)}{{{{"{_escaped(_program_name(graph.program))}"}}}}'
+        for node in graph.nodes:
+            yield f"{_id(prefix + START)} -.-> {_id(prefix + node.name)}"
+        for role in graph.roles:
+            for tool in role.tools:
+                yield f"{_id(prefix + role.name)} -.-> {_id(prefix + tool)}"
     for node in graph.nodes:
         left, right = _SHAPES[node.kind]
         label = node.name if _what(node) in ("", node.name) else f"{node.name}<br/>{_what(node)}"

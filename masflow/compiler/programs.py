@@ -41,7 +41,7 @@ def load_workflow(path: Path, name: str | None, where: Where) -> Loaded[Any]:
     """A workflow document: a YAML file, or a function of a Python file.
 
     Args:
-        name: of the function; may be left out where a file has only one.
+        name: of the function; may be left out where a file has only one, or one of its own name.
         where: what names it.
     Raises:
         SpecError: every problem of this document, at its own file and lines.
@@ -71,8 +71,8 @@ def function_of(ref: str) -> FunctionIR:
 
 def _only(path: Path, where: Where) -> str:
     names = list(decorated(path))
-    if len(names) == 1:
-        return names[0]
+    if len(names) == 1 or path.stem in names:
+        return path.stem if path.stem in names else names[0]
     if not names:
         message, fix = f"'{path.name}' has no function with '@workflow'", "decorate one, or name a YAML file"
         raise SpecError(Problem.at(where, "no-workflow", message, fix))

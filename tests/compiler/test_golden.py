@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from masflow.compiler import compile_experiment
+from masflow.decorators import decorated
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden_digests.json")
@@ -22,6 +23,7 @@ MAPPINGS = sorted(p.name for p in (ROOT / "mappings").glob("*.yaml"))
 
 
 WORKFLOWS = sorted((ROOT / "workflows").rglob("*.yaml"))
+WORKFLOWS += sorted(path for path in (ROOT / "workflows").glob("*.py") if decorated(path))
 
 
 def own_mapping(name: str) -> bool:
@@ -33,14 +35,16 @@ CASES = [(e, None) for e in EXAMPLES] + [(e, m) for e in EXAMPLES for m in MAPPI
 
 
 @pytest.mark.parametrize(("example", "mapping"), CASES)
-def test_a_shipped_experiment_keeps_its_digest(example, mapping):
+def test_a_shipped_experiment_keeps_its_digest(example, mapping, needs):
+    needs(ROOT / "examples" / example)
     file = None if mapping is None else ROOT / "mappings" / mapping
     digest = compile_experiment(ROOT / "examples" / example, mapping=file).digest
     hold(example if mapping is None else f"{example} with {mapping}", digest)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_shipped_workflow_keeps_its_digest(path, tmp_path):
+def test_a_shipped_workflow_keeps_its_digest(path, tmp_path, needs):
+    needs(path)
     text = f"workflow: {path}\nmapping: {{models: {{one: {{roles: rest}}}}}}\nbase: some/base\n"
     (tmp_path / "alone.yaml").write_text(text)
     hold(

@@ -1,0 +1,48 @@
+"""The graph that an episode turned out to be: its turns, and which came right before which."""
+
+from __future__ import annotations
+
+from masflow.trace import Trajectory, Turn
+
+__all__ = ["recorded_graph"]
+
+
+def recorded_graph(trajectory: Trajectory) -> str:
+    """A Mermaid flowchart of one episode.
+
+    An arrow leads to a turn from each of its immediate predecessors in happened-before order; the turns of an
+    inner episode stand in a box of its own. Of a workflow that is a function, this is all the graph there is.
+    """
+    name = {turn.id: f"t{i}" for i, turn in enumerate(trajectory.turns)}
+    lines = ["flowchart TD", "  start((start))", "  end_((end))"]
+    boxes: dict[str, list[Turn]] = {}
+    for turn in trajectory.turns:
+        box = "/".join(_place(step.node, step.item, step.visit) for step in turn.path[:-1])
+        boxes.setdefault(box, []).append(turn)
+    for i, (box, turns) in enumerate(boxes.items()):
+        pad = "    " if box else "  "
+        lines += [f'  subgraph b{i}["{_quoted(box)}"]'] if box else []
+        lines += [f'{pad}{name[turn.id]}(["{_label(turn)}"])' for turn in turns]
+        lines += ["  end"] if box else []
+    followed = {before for ids in trajectory.predecessors.values() for before in ids}
+    for turn in trajectory.turns:
+        before = [name[i] for i in trajectory.predecessors.get(turn.id, ()) if i in name] or ["start"]
+        lines += [f"  {source} --> {name[turn.id]}" for source in before]
+    lines += [f"  {name[t.id]} --> end_" for t in trajectory.turns if t.id not in followed]
+    return "\n".join(lines)
+
+
+def _label(turn: Turn) -> str:
+    step = turn.step
+    word = _place(step.node, step.item, step.visit)
+    word += f" call {step.model_call + 1}" if step.model_call else ""
+    word += f" attempt {step.attempt + 1}" if step.attempt else ""
+    return _quoted(word if turn.outcome == "ok" else f"{word}: {turn.outcome}")
+
+
+def _place(node: str, item: int | str | None, visit: int) -> str:
+    return node + (f" [{item}]" if item is not None else "") + (f" #{visit}" if visit > 1 else "")
+
+
+def _quoted(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
