@@ -85,6 +85,6 @@ def _training_problems(
     if sharded and model.quantize is not None:
         message = f"'{model.name}' is held in 4 bits, which fsdp2 can't shard"
         yield problem(message, "write 'strategy: ddp', or remove 'quantize'", "trainer", "strategy")
-    if together and (place.rollout.engine or runtime.spec.engine).use == "vllm":
-        message = f"vllm has weights of its own, so it can't share those that '{model.name}' trains"
-        yield problem(message, "write 'placement: separate'", "placement")
+    if together and workers > 1 and (place.rollout.engine or runtime.spec.engine).use == "vllm":
+        message = f"vllm has weights of its own, which one process trains; '{model.name}' has {workers}"
+        yield problem(message, "write 'placement: separate', or 'workers: 1'", "placement")

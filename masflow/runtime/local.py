@@ -66,4 +66,9 @@ class LocalBackend:
         return list(range(len(pendings)))
 
     def close(self) -> None:
+        """What holds something beside memory lets go of it."""
+        for actor in self.actors.values():
+            close = getattr(actor.instance, "close", None)
+            if close is not None:
+                close()
         self.actors.clear()

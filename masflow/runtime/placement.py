@@ -33,13 +33,14 @@ class Node:
 
 
 def layout_of(model: ModelIR, runtime: Runtime) -> Layout:
-    """Resolve `placement: auto`: colocated where one process does both, or nothing is trained; apart where
-    the engine has weights of its own."""
+    """Resolve `placement: auto`: colocated where one process does both, or nothing is trained; on a cluster
+    apart where the engine has weights of its own."""
     place = model.place
     speakers, trainers = place.rollout.workers, place.trainer.workers
     if model.train == "frozen":
         return Layout(True, speakers, 0)
-    alone = (speakers, trainers) != (1, 1) or (place.rollout.engine or runtime.engine).use == "vllm"
+    has_own = (place.rollout.engine or runtime.engine).use == "vllm" and runtime.backend == "ray"
+    alone = (speakers, trainers) != (1, 1) or has_own
     if place.placement == "separate" or (place.placement == "auto" and alone):
         return Layout(False, speakers, trainers)
     together = max(speakers, trainers)

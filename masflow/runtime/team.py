@@ -24,7 +24,7 @@ from masflow.runtime.model_group import ModelGroup
 from masflow.runtime.placement import asks_of
 from masflow.runtime.rundir import StopFlag
 from masflow.runtime.stream import Stream
-from masflow.runtime.worker import Worker
+from masflow.runtime.vllm_worker import worker_of
 from masflow.spec.runtime import Runtime
 
 
@@ -58,13 +58,13 @@ class Team:
         run_dir: Path,
         stop: StopFlag | None = None,
         backend: Backend | None = None,
-        worker: type = Worker,
+        worker: type | None = None,
     ):
         """Load every model.
 
         Args:
             backend: where the processes run; default: what the plan's runtime says.
-            worker: what a process of a model is.
+            worker: what a process of a model is; default: what its engine needs.
         """
         self._backend = backend or backend_of(plan.runtime)
         self.groups: dict[str, ModelGroup | EndpointGroup] = {}
@@ -76,7 +76,8 @@ class Team:
             for model in (m for m in plan.models if m.endpoint is not None):
                 self.groups[model.name] = EndpointGroup(model, stop.check if stop else _go_on)
             for model in own:
-                self.groups[model.name] = ModelGroup(model, plan, run_dir, self._backend, worker)
+                process = worker or worker_of(model, plan)
+                self.groups[model.name] = ModelGroup(model, plan, run_dir, self._backend, process)
             for group in self.groups.values():
                 group.ready()
             stack.pop_all()

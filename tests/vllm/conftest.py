@@ -135,7 +135,7 @@ def side(
         while running:
             running.pop().close()
         torch.manual_seed(0)
-        tokenizer = make_wordpiece(Wordpiece(files=("words.jsonl",)), [words_file])
+        tokenizer: Any = make_wordpiece(Wordpiece(files=("words.jsonl",)), [words_file])
         base = base_of(family, freeze)
         folder = tmp_path_factory.mktemp(family)
         model = make_model(base, tokenizer, seed=1).float().eval().requires_grad_(False)

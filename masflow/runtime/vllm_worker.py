@@ -1,0 +1,119 @@
+"""A worker whose engine is vLLM: what is trained reaches vLLM as payloads, also within one process.
+
+The Hugging Face model stays: it is the trainer's, or, where the process only speaks, the record of what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from masflow.compiler.plan import ModelIR, Plan
+from masflow.errors import RunError
+from masflow.models.engine import Request
+from masflow.models.publishing import Payload
+from masflow.models.trainer import TrainItem
+from masflow.models.vllm_engine import VllmEngine
+from masflow.rl.losses import LossSpec
+from masflow.runtime.backend import Actor
+from masflow.runtime.worker import Answer, Delivery, Part, Worker
+from masflow.spec.mapping import Optimizer
+
+__all__ = ["VllmWorker", "worker_of"]
+
+
+class VllmWorker(Worker):
+    """As `Worker`. Where it trains too, vLLM sleeps meanwhile."""
+
+    engine: VllmEngine  # type: ignore[assignment]
+
+    def __init__(self, model: ModelIR, plan: Plan, run_dir: Path, store: Actor, part: Part):
+        """
+        Raises:
+            RunError: as `Worker`; vLLM isn't installed, can't load the base, or would share weights with
+                several processes that learn.
+        """
+        if part.speaks and part.world > 1:
+            raise RunError(
+                f"model '{model.name}': with vllm, processes that learn together can't speak too",
+                "write 'placement: separate', or train with one worker",
+            )
+        super().__init__(model, plan, run_dir, store, part)
+        if not part.speaks:
+            return
+        spec = model.place.rollout.engine or plan.runtime.engine
+        self.engine = VllmEngine(
+            model,
+            self.base.model.name_or_path,
+            self.tokens,
+            self.experience,
+            context=self.base.context,
+            dtype=self.base.model.dtype,
+            memory_frac=spec.memory_frac,
+        )
+        for policy in model.policies:
+            if policy.init is not None:
+                self.engine.receive(self.policies.payload(policy.name))
+
+    # -- speaking ---------------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[Request]) -> Answer:
+        self.engine.wake()
+        return super().generate(requests)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def supervise(
+        self, policy: str, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
+    ) -> dict[str, float]:
+        self._sleep()
+        return super().supervise(policy, turn_ids, optimizer, step, num_steps)
+
+    def supervise_base(
+        self, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
+    ) -> dict[str, float]:
+        self._sleep()
+        return super().supervise_base(turn_ids, optimizer, step, num_steps)
+
+    def update(
+        self, policy: str, items: Sequence[TrainItem], loss: LossSpec, step: int, num_steps: int
+    ) -> dict[str, float]:
+        self._sleep()
+        return super().update(policy, items, loss, step, num_steps)
+
+    def _sleep(self) -> None:
+        if self.part.speaks:
+            self.engine.sleep()
+
+    # -- publishing -------------------------------------------------------------------------------
+
+    def prove(self, policy: str) -> Delivery:
+        """Hand the policy over to vLLM in this process, and compare its log-probs of a probe.
+
+        Raises:
+            RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
+        """
+        payload = self.payload(policy)
+        self.engine.wake()
+        self.engine.receive(payload)
+        assert payload.probe is not None
+        probe = payload.probe
+        gap = probe.gap(self.engine.probe(policy, probe.prompt_ids, probe.reply_ids))
+        return self._delivery(policy, payload.version, gap)
+
+    def take(self, payload: Payload) -> None:
+        """Let a published policy's weights be those that speak here."""
+        self.engine.wake()
+        super().take(payload)
+        self.engine.receive(payload)
+
+    def close(self) -> None:
+        """End vLLM."""
+        if isinstance(self.engine, VllmEngine):
+            self.engine.close()
+
+
+def worker_of(model: ModelIR, plan: Plan) -> type[Worker]:
+    """What a process of a model is, by its engine."""
+    engine = model.place.rollout.engine or plan.runtime.engine
+    return VllmWorker if engine.use == "vllm" else Worker
