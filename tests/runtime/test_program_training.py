@@ -95,3 +95,94 @@ def test_a_function_that_has_changed_isnt_resumed(program, tmp_path):
     source.write_text(source.read_text().replace("heard=said.text", "heard=said.text.upper()"))
     with pytest.raises(RunError, match="plan"):
         train(compile_experiment(path), tmp_path / "run", resume=True)
+
+
+RESEARCH = '''
+from masflow import gather, workflow
+
+
+@workflow(
+    task={"word": str},
+    roles={"digger": {"prompt": "hear {{ word }}", "reply": {"max_tokens": 2}}},
+    output={"found": "{{ result }}"},
+)
+async def dig(task, agents, ctx):
+    """Digs once, and again after an odd find."""
+    first = await agents.digger()
+    return first.text if len(first.text) % 2 else (await agents.digger(prompt="say {{ word }}")).text
+
+
+@workflow(
+    task={"word": str, "answer": {"type": str, "hidden": True}},
+    roles={"lead": {"prompt": "say {{ word }}",
+                    "reply": {"max_tokens": 3, "on_malformed": "continue", "default": {"text": ""}}},
+           "last": {"prompt": "hear {{ found | join(' ') }}", "reply": {"max_tokens": 3}}},
+    workflows={"dig": dig},
+    rewards=[{"name": "echoed", "use": "echo.py:echoed", "otherwise": 0,
+              "args": {"said": "{{ output.said }}", "answer": "{{ answer }}"}}],
+    output={"said": "{{ result }}"},
+)
+async def research(task, agents, ctx):
+    """As many diggers as the lead says words."""
+    words = (await agents.lead()).text.split()
+    found = await gather(*[ctx.run(dig, word=word, key=i) for i, word in enumerate(words)])
+    return (await agents.last(found=[f.found for f in found if f is not None])).text
+'''
+MODELS = "mapping: {models: {main: {roles: [lead, last]}, sub: {roles: [dig/digger]}}}"
+
+
+@pytest.fixture
+def research(toy: Toy) -> Path:
+    path = toy(
+        ("workflow: echo_workflow.yaml", "workflow: research.py"),
+        ("mapping: {models: {policy: {roles: rest}}}", MODELS),
+        ("warm_start: {data: demos.jsonl, steps: 4, batch: 4, optimizer: {lr: 5.0e-3}}\n", ""),
+    )
+    (path.parent / "research.py").write_text(RESEARCH)
+    text = path.read_text().replace("workflow: research.py", "workflow: research.py:research")
+    path.write_text(text)
+    return path
+
+
+def test_a_varying_number_of_inner_episodes_trains_both_policies_and_resumes_bit_for_bit(research, tmp_path):
+    plan = compile_experiment(research)
+    assert plan.policy_of == {"lead": "main", "last": "main", "dig/digger": "sub"}
+    train(plan, tmp_path / "whole")
+    steps = [r for r in told(tmp_path / "whole") if r["kind"] == "train"]
+    turns = [r["batch"]["dig/digger/turns"] / r["episodes"] for r in steps]
+    assert len(set(turns)) > 1, "the number of diggers doesn't vary"
+    assert all(set(r["policies"]) == {"main", "sub"} for r in steps[:1])
+    stop = StopFlag()
+
+    def on_event(kind: str, facts: dict[str, Any]) -> None:
+        stop.requested = stop.requested or (kind == "train" and facts["step"] == 2)
+
+    with pytest.raises(Interrupted):
+        train(plan, tmp_path / "parts", on_event=on_event, stop=stop)
+    train(plan, tmp_path / "parts", resume=True)
+    assert told(tmp_path / "parts") == told(tmp_path / "whole")
+
+
+def test_every_command_takes_a_function(program, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from masflow.cli import app
+
+    path = program()
+    monkeypatch.chdir(path.parent)
+    say = CliRunner().invoke
+
+    def ok(*words: str) -> str:
+        done = say(app, list(words), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "no problem" in ok("check", "toy.yaml", "echo_team.py")
+    assert "played by toy/echo_team.py:echo_team" in ok("explain", "toy.yaml")
+    ok("train", "toy.yaml", "--out", str(tmp_path / "run"), "--json", "--set", "train.steps=2")
+    ok("sft", "toy.yaml", "--out", str(tmp_path / "sft"), "--json")
+    assert '"echoed"' in ok("eval", "toy.yaml", "--checkpoint", str(tmp_path / "run"), "--json")
+    text = ok(
+        "run", "toy.yaml", "--checkpoint", str(tmp_path / "run"), "--task", '{"word": "red", "answer": "red"}'
+    )
+    assert "── call" in text and "── echo" in text and "output: " in text
