@@ -181,12 +181,15 @@ def restore(folder: Path, models: dict[str, Saver]) -> RunState:
     return state
 
 
-def prune(root: Path, keep: int, best: int | None, first: int = 0) -> None:
-    """Retention: the `keep` newest before the last, the last, the best, and the start of RL."""
+def prune(root: Path, keep: int, best: int | None, first: int = 0, every: int | None = None) -> None:
+    """Retention: the `keep` newest before the last, the last, the best, the start of RL, and each multiple of
+    `every`."""
     steps = [p for p in listed(root) if p.name.startswith("step")]
     kept = {p.name for p in steps[-(keep + 1) :]} | {f"step_{first:06d}"}
     if best is not None:
         kept.add(f"step_{best:06d}")
+    if every is not None:
+        kept |= {p.name for p in steps if int(p.name.split("_")[1]) % every == 0}
     for path in listed(root):
         if path.name not in kept and (steps or path != latest(root)):
             shutil.rmtree(path)

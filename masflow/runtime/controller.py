@@ -31,6 +31,7 @@ from masflow.runtime.schedule import stable_seed
 from masflow.runtime.supervised import warm_start
 from masflow.runtime.team import Team
 from masflow.runtime.tracedb import TraceDb
+from masflow.runtime.tracking import Trackers, require
 from masflow.runtime.training import Work, run_stages, step_record
 from masflow.tools import ToolBox
 
@@ -51,11 +52,14 @@ class Run:
     state: RunState
     stop: StopFlag
     on_event: OnEvent
+    trackers: Trackers
     saved: RunState | None = None
     warned: set[str] = field(default_factory=set)
 
     def record(self, record: dict[str, Any]) -> None:
         self.dir.append(record)
+        for warning in self.trackers.record(record):
+            self.warn(warning)
         self.on_event(record["kind"], record)
 
     def warn(self, warning: str) -> None:
@@ -70,7 +74,8 @@ class Run:
         with writing("a checkpoint", self.dir.path):
             self.state.metrics_bytes = self.dir.sync_metrics()
             place = checkpoints.save(self.dir.checkpoints, self.state, groups)
-            checkpoints.prune(self.dir.checkpoints, self.plan.train.keep, best_step(self.plan, self.state))
+            best, kept = checkpoints.best_step(self.state), self.plan.train
+            checkpoints.prune(self.dir.checkpoints, kept.keep, best, every=kept.keep_every)
         self.saved = copy.deepcopy(self.state)
         self.on_event("checkpoint", {"path": str(place), "step": self.state.step})
         return place
@@ -101,6 +106,7 @@ def train(
     """
     stop = stop or StopFlag()
     folder = RunDir(out)
+    require(plan.runtime.tracking)
     if resume:
         check_begun(folder)
     with ExitStack() as stack:
@@ -116,9 +122,14 @@ def train(
         stack.callback(team.close)
         trace = TraceDb(folder.path / "trace.sqlite")
         stack.callback(trace.close)
-        run = Run(plan, folder, team, ToolBox(plan), trace, state, stop, on_event)
+        trackers = Trackers(plan, folder.path, state, resume)
+        stack.callback(trackers.close)
+        run = Run(plan, folder, team, ToolBox(plan), trace, state, stop, on_event, trackers)
         try:
-            return go(run, only_warm_start)
+            result = go(run, only_warm_start)
+            for warning in trackers.close():
+                run.warn(warning)
+            return result
         except Interrupted:
             if run.saved != run.state:
                 run.save()
@@ -142,7 +153,8 @@ def go(run: Run, only_warm_start: bool) -> dict[str, Any]:
             and has_eval(run.plan)
         ):
             held_out(run)
-        if due(run, run.plan.train.save_every or run.plan.train.eval_every, last) and run.saved != state:
+        every = (run.plan.train.save_every or run.plan.train.eval_every, run.plan.train.keep_every)
+        if any(due(run, steps, last) for steps in every) and run.saved != state:
             run.save()
         if state.step >= last:
             return finish(run)
@@ -268,13 +280,6 @@ def seed_globals(seed: int, step: int | str) -> None:
     random.seed(stable_seed("globals", seed, step))
     np.random.seed(stable_seed("numpy", seed, step) % 2**32)
     torch.manual_seed(stable_seed("torch", seed, step))
-
-
-def best_step(plan: Plan, state: RunState) -> int | None:
-    """The step with the best held-out headline, the earliest of equals."""
-    scores = {int(at): found["metrics"].get(found["headline"]) for at, found in state.evals.items()}
-    known = {at: value for at, value in scores.items() if value is not None}
-    return max(sorted(known), key=lambda at: known[at]) if known else None
 
 
 def finish(run: Run) -> dict[str, Any]:
