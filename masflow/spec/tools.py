@@ -27,6 +27,8 @@ class Bm25Settings(Spec):
     unique_terms: bool = False
     """A term that the query repeats counts once, so that repeating it can't be learned as a trick."""
     text_field: str = "text"
+    title_field: str | None = None
+    """A field that is searched together with the text, such as a page's title."""
     id_field: str = "id"
 
 

@@ -44,9 +44,8 @@ class Search:
     def __init__(self, settings: Bm25Settings):
         path = Path(settings.corpus)
         self.settings = settings
-        self.index = _index(
-            str(path), _stamp(path), settings.text_field, settings.id_field, settings.k1, settings.b
-        )
+        fields = settings.text_field, settings.id_field, settings.title_field
+        self.index = _index(str(path), _stamp(path), fields, settings.k1, settings.b)
 
     def __call__(self, query: str) -> dict[str, Any]:
         if not isinstance(query, str):
@@ -65,11 +64,12 @@ class Search:
 
 
 class Index:
-    """Passages with their term weights."""
+    """Passages with their term weights; a title's words count as the text's."""
 
-    def __init__(self, passages: list[dict[str, Any]], k1: float, b: float):
+    def __init__(self, passages: list[dict[str, Any]], k1: float, b: float, title_field: str | None = None):
         self.passages = passages
-        tokens = [terms(p["text"]) for p in passages]
+        titles = [str(p.get(title_field) or "") if title_field else "" for p in passages]
+        tokens = [terms(f"{title} {p['text']}") for title, p in zip(titles, passages, strict=True)]
         self.weights: Any = None
         if any(tokens):
             self.weights = bm25s.BM25(k1=k1, b=b, method="lucene")
@@ -107,8 +107,11 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=8)
-def _index(path: str, stamp: tuple[int, int], text_field: str, id_field: str, k1: float, b: float) -> Index:
-    return Index(read_corpus(Path(path), text_field, id_field), k1, b)
+def _index(
+    path: str, stamp: tuple[int, int], fields: tuple[str, str, str | None], k1: float, b: float
+) -> Index:
+    text_field, id_field, title_field = fields
+    return Index(read_corpus(Path(path), text_field, id_field), k1, b, title_field)
 
 
 def read_corpus(path: Path, text_field: str = "text", id_field: str = "id") -> list[dict[str, Any]]:

@@ -32,9 +32,10 @@ print("done")
 """
 
 
-def test_every_shipped_file_compiles_with_torch_and_ray_out_of_reach():
+def test_every_shipped_file_compiles_with_torch_and_ray_out_of_reach(absent):
     folders = ("workflows", "mappings", "runtime", "examples")
-    files = [str(p) for folder in folders for p in sorted((ROOT / folder).glob("*.yaml"))]
+    found = [p for folder in folders for p in sorted((ROOT / folder).glob("*.yaml"))]
+    files = [str(p) for p in found if not absent(p)]
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, *files], capture_output=True, text=True, cwd=ROOT, timeout=120
     )
@@ -75,8 +76,9 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_runtime__config_errors_surface_late__every_shipped_file_is_checked_in_under_two_seconds(path):
+def test_runtime__config_errors_surface_late__every_shipped_file_is_checked_in_under_two_seconds(path, needs):
     """Row of FIELD_PROBLEMS, Runtime: config errors surface after half an hour."""
+    needs(path)
     began = time.process_time()
     assert not [p for p in check(path) if not p.code.startswith("warn-")]
     assert time.process_time() - began < 2
