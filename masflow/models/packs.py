@@ -34,7 +34,8 @@ class Budget:
     tokens: int = 8192
     """Tokens, padding included."""
     logits: int = 1 << 26
-    """Predictions times vocabulary entries."""
+    """Predictions times vocabulary entries; a single tree that has more is scored in parts of this size
+    (`masflow.models.vocabulary`, where its memory is told)."""
     mask: int = 1 << 26
     """Entries of the attention mask."""
 

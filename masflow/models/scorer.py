@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from masflow.models.backbone import Backbone
-from masflow.models.packs import MicroBatch
+from masflow.models.packs import Budget, MicroBatch
+from masflow.models.vocabulary import token_scores
 
 __all__ = ["Scorer"]
 
@@ -22,10 +23,11 @@ class Scorer(nn.Module):
     base_model_prefix = "base_model"
     """Where accelerate looks for the stack under the head."""
 
-    def __init__(self, backbone: Backbone):
+    def __init__(self, backbone: Backbone, max_logits: int = Budget.logits):
+        """`max_logits` are alive at once."""
         super().__init__()
         self.model = backbone.model
-        self.backbone = backbone
+        self.backbone, self.max_logits = backbone, max_logits
         present = {type(module).__name__ for module in backbone.model.modules()}
         listed = getattr(backbone.model, "_no_split_modules", None) or ()
         self._no_split_modules = [name for name in listed if name in present]
@@ -54,20 +56,13 @@ class Scorer(nn.Module):
         hidden = self.backbone.hidden(
             batch.ids_ST, batch.mask, batch.positions_ST if batch.mask is not None else None
         )
-        logits_UV = self.backbone.logits(hidden.flatten(0, 1)[batch.source_U])
-        if bool((batch.temperature_U != 1).any()):
-            logits_UV = logits_UV / batch.temperature_U.to(logits_UV.dtype)[:, None]
-        logprobs_UV = torch.log_softmax(logits_UV, -1)
-        logprobs_N = logprobs_UV[batch.prediction_N, batch.target_N]
+        hidden_UD = hidden.flatten(0, 1)[batch.source_U]
+        logprobs_N, entropy_U = token_scores(self.backbone, hidden_UD, batch, entropy, self.max_logits)
         shape = (len(batch.rows), int(batch.lengths_B.max()))
         place = (batch.row_N, batch.offset_N)
         empty = logprobs_N.new_zeros(shape)
         mask_BT = torch.zeros(shape, dtype=torch.bool, device=empty.device).index_put(
             place, torch.tensor(True, device=empty.device)
         )
-        entropy_BT = empty
-        if entropy != "none":
-            source_UV = logprobs_UV if entropy == "trained" else logprobs_UV.detach()
-            entropy_U = -(source_UV.exp() * source_UV).sum(-1)
-            entropy_BT = empty.index_put(place, entropy_U[batch.prediction_N])
+        entropy_BT = empty if entropy_U is None else empty.index_put(place, entropy_U[batch.prediction_N])
         return empty.index_put(place, logprobs_N), entropy_BT, mask_BT

@@ -174,7 +174,7 @@ class Trainer:
         """
         self.backbone, self.dump_dir = backbone, dump_dir
         self.budget = budget or budget_of(backbone.model.config)
-        self.scorer = Scorer(backbone)
+        self.scorer = Scorer(backbone, self.budget.logits)
         self.ranks: Together = ranks or Alone()
         if ranks is not None:
             ranks.take(self.scorer, dict(backbone.model.named_parameters()))

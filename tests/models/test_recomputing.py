@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the same gradients, bit for bit, from a fraction of the memory, in updates alone."""
+"""Gradient checkpointing: the same gradients, bit for bit, from less memory, and in updates alone."""
 
 from __future__ import annotations
 
