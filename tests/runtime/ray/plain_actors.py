@@ -61,7 +61,7 @@ class Echo:
 
 
 class ScriptedWorker:
-    """What a model group needs of a worker, speaking a script: no latency, no model. It keeps a row a turn."""
+    """What a model group needs of a worker, speaking a script at once, without a model. A turn is a row."""
 
     def __init__(self, model: ModelIR, plan: Plan, run_dir: Path, store: Actor, part: Part):
         self.part, self.store = part, store
