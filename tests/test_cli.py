@@ -136,8 +136,11 @@ def test_several_seeds_have_a_folder_each_and_those_done_are_not_done_again(toy:
     assert (code, last_json(out)) == (0, found)
     assert Path("run/seed_1/metrics.jsonl").stat().st_mtime_ns == before
     code, out, _ = masflow(*words[:-1], "--resume")
-    mean = f"{found['eval_after']['mean']:.3f}"
-    assert code == 0 and "held out before: " in out and f"held out after: {mean} ± " in out
+    after = found["eval_after"]
+    assert code == 0 and "held out before: " in out and f"held out after:  {after['mean']:.3f} ± " in out
+    assert f"95 % interval {after['low']:.3f} to {after['high']:.3f}" in out
+    assert json.loads(Path("run/seeds.json").read_text()) == found
+    assert Path("run/curves.png").stat().st_size > 10_000
 
 
 def test_sft_is_the_warm_start_alone_and_train_goes_on_from_it(toy: Toy, masflow: Masflow):

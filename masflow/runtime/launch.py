@@ -9,10 +9,9 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -27,9 +26,10 @@ from masflow.runtime import checkpoints
 from masflow.runtime.checkpoints import writing
 from masflow.runtime.curves import draw_curves
 from masflow.runtime.hub import train
-from masflow.runtime.progress import Display, number
+from masflow.runtime.progress import Display
 from masflow.runtime.report import result_text
-from masflow.runtime.rundir import RunDir
+from masflow.runtime.rundir import Interrupted, RunDir
+from masflow.runtime.seeds import SeedResult, draw_seeds, summary, summary_text, write_summary
 
 
 def launch(
@@ -46,35 +46,79 @@ def launch(
 ) -> list[dict[str, Any]]:
     """Train one seed into `out`, or several into `out/seed_N`, and print each result.
 
+    A seed that fails stops none of the others: it is told of, and raised when they are done. What the seeds
+    reached together stands in `out/seeds.json` and `out/curves.png` after each of them.
+
     Raises:
         SpecError, RunError, Interrupted: as `train`; the seeds that are done stay done.
     """
+    files = (experiment, mapping, runtime)
     first = compile_experiment(
         experiment, mapping=mapping, runtime=runtime, overrides=overrides, on_warning=warned
     )
     folder = out or default_out(experiment, resume)
-    results = []
-    for offset in range(seeds):
-        place = folder / f"seed_{first.train.seed + offset}" if seeds > 1 else folder
-        changed = {**overrides, "train.seed": str(first.train.seed + offset)} if seeds > 1 else overrides
+    if seeds == 1:
+        text = resolved(*files, overrides)
+        result = shown_run(first, folder, resume, only_warm_start, text)
+        tell(result, experiment, as_json, options_of(mapping, overrides))
+        return [result]
+    numbers = range(first.train.seed, first.train.seed + seeds)
+    if not resume:
+        refuse_used(folder, numbers)
+    ended: list[SeedResult] = []
+    for seed in numbers:
+        changed = {**overrides, "train.seed": str(seed)}
         plan = (
-            compile_experiment(experiment, mapping=mapping, runtime=runtime, overrides=changed)
-            if offset
-            else first
+            first
+            if seed == first.train.seed
+            else compile_experiment(experiment, mapping=mapping, runtime=runtime, overrides=changed)
         )
-        again = resume and (seeds == 1 or RunDir(place).used())
-        if again and seeds > 1 and (done := finished(plan, place, only_warm_start)):
-            results.append(done)
-            continue
-        warm = plan.warm_start.steps if plan.warm_start and not plan.init else 0
-        text = resolved(experiment, mapping, runtime, changed)
-        with Display(plan.train.steps, warm) as display:
-            results.append(run_one(plan, place, again, display, only_warm_start, text))
-        tell(results[-1], experiment, as_json and seeds == 1, options_of(mapping, changed))
-    if seeds > 1:
-        summary = over_seeds(results)
-        print(json.dumps(summary, default=str) if as_json else seeds_text(summary), flush=True)
-    return results
+        ended.append(run_seed(plan, folder, resume, only_warm_start, resolved(*files, changed)))
+        together(ended, folder)
+        if ended[-1].result is not None and not as_json:
+            tell(ended[-1].result, experiment, False, options_of(mapping, changed))
+    found = summary(ended, folder.resolve())
+    print(json.dumps(found, default=str) if as_json else summary_text(found), flush=True)
+    failed = [one for one in ended if one.error]
+    if failed:
+        which = ", ".join(str(one.seed) for one in failed)
+        message = f"{len(failed)} of {seeds} seeds failed: {which}; the others are done: {folder}/seeds.json"
+        raise RunError(message, f"mend what is said above, then add --resume --out {folder}")
+    return [one.result for one in ended if one.result is not None]
+
+
+def refuse_used(folder: Path, seeds: Iterable[int]) -> None:
+    """Raises RunError before the first seed begins where any of them has run already."""
+    used = [place for seed in seeds if RunDir(place := folder / f"seed_{seed}").used()]
+    if used:
+        message = f"{used[0]} holds a run already"
+        raise RunError(message, "add --resume to continue the seeds, or choose another --out")
+
+
+def run_seed(plan: Plan, folder: Path, resume: bool, only_warm_start: bool, text: str) -> SeedResult:
+    """One of several seeds: done already, trained, or failed; an interruption goes on."""
+    seed = plan.train.seed
+    place = folder / f"seed_{seed}"
+    again = resume and RunDir(place).used()
+    if again and (done := finished(plan, place, only_warm_start)):
+        return SeedResult(seed, place, done)
+    try:
+        return SeedResult(seed, place, shown_run(plan, place, again, only_warm_start, text))
+    except RunError as error:
+        print(f"seed {seed} failed: {error}", file=sys.stderr, flush=True)
+        return SeedResult(seed, place, error=error.message)
+    except Interrupted:
+        message = f"in seed {seed}; continue with the same words and --resume --out {folder}"
+        raise Interrupted(message) from None
+
+
+def together(ended: Sequence[SeedResult], folder: Path) -> None:
+    """Write what the seeds reached so far."""
+    with writing("the summary of the seeds", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_summary(summary(ended, folder.resolve()), folder)
+        records = {one.seed: RunDir(one.out).records() for one in ended if one.result is not None}
+        draw_seeds(records, folder / "curves.png", folder / "curves.svg")
 
 
 def warned(problem: Problem) -> None:
@@ -82,12 +126,12 @@ def warned(problem: Problem) -> None:
     print(f"warning: {problem}", file=sys.stderr, flush=True)
 
 
-def run_one(
-    plan: Plan, place: Path, resume: bool, display: Display, only_warm_start: bool, text: str
-) -> dict[str, Any]:
-    """Train, and draw the curves however it ends."""
+def shown_run(plan: Plan, place: Path, resume: bool, only_warm_start: bool, text: str) -> dict[str, Any]:
+    """Train before a display, and draw the curves however it ends."""
+    warm = plan.warm_start.steps if plan.warm_start and not plan.init else 0
     try:
-        return train(plan, place, resume, display, only_warm_start=only_warm_start, experiment_text=text)
+        with Display(plan.train.steps, warm) as display:
+            return train(plan, place, resume, display, only_warm_start=only_warm_start, experiment_text=text)
     finally:
         folder = RunDir(place)
         with writing("the curves", folder.path):
@@ -155,35 +199,3 @@ def options_of(mapping: Path | None, overrides: Mapping[str, str]) -> str:
         if key.split(".")[0] in ("base", "mapping", "workflow"):
             words += ["--set", f"{key}={value}"]
     return shlex.join(words)
-
-
-def over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of the headline, before and after."""
-
-    def spread(key: str) -> dict[str, Any] | None:
-        found = [evaluation_score(result[key]) for result in results if result[key]]
-        known = [value for value in found if value is not None]
-        if not known:
-            return None
-        return {"mean": fmean(known), "sd": stdev(known) if len(known) > 1 else 0.0, "seeds": known}
-
-    return {
-        "steps": results[-1]["steps"],
-        "eval_before": spread("eval_before"),
-        "eval_after": spread("eval_after"),
-        "out": str(Path(results[-1]["out"]).parent),
-    }
-
-
-def evaluation_score(found: dict[str, Any]) -> float | None:
-    return found["metrics"].get(found["headline"])
-
-
-def seeds_text(summary: dict[str, Any]) -> str:
-    """Over seeds: a line before, a line after."""
-    lines = []
-    for key, word in (("eval_before", "before"), ("eval_after", "after")):
-        if found := summary[key]:
-            each = " ".join(number(value) for value in found["seeds"])
-            lines.append(f"held out {word}: {number(found['mean'])} ± {number(found['sd'])}   ({each})")
-    return "\n".join(lines)
