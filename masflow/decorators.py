@@ -74,8 +74,11 @@ def _walk(
                 found[(*path, line.target.id)] = line.lineno
     inner: list[tuple[Any, int, ast.expr]] = []
     if isinstance(node, ast.Dict):
-        keys = zip(node.keys, node.values, strict=True)
-        inner = [(key.value, key.lineno, value) for key, value in keys if isinstance(key, ast.Constant)]
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:  # **OTHERS
+                _walk(value, path, found, tops, classes)
+            elif isinstance(key, ast.Constant):
+                inner.append((key.value, key.lineno, value))
     elif isinstance(node, (ast.List, ast.Tuple)):
         inner = [(i, value.lineno, value) for i, value in enumerate(node.elts)]
     elif isinstance(node, ast.Call):

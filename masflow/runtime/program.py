@@ -33,9 +33,9 @@ MAX_CALLS = 10_000
 class Task(Pending):
     """One coroutine on its way, with what it knows."""
 
-    def __init__(self, coroutine: Any, label: tuple[int, ...], board: Board, where: str):
+    def __init__(self, coroutine: Any, branch: tuple[int, ...], board: Board, where: str):
         super().__init__("the coroutine", where)
-        self.coroutine, self.label = coroutine, label
+        self.coroutine, self.branch = coroutine, branch
         self.board, self.base = board, board.fork()
         self.waits: Pending | Gather | None = None
         self.ordinals: dict[tuple[str, ...], int] = {}
@@ -125,7 +125,7 @@ class Program:
                 moved = True
                 self._resume(task)
             i += 1
-        self.tasks = [task for task in self.tasks if not task.done or not task.awaited or task.label == ()]
+        self.tasks = [task for task in self.tasks if not task.done or not task.awaited or task.branch == ()]
         if not moved and self.stop is None:
             self.stop = ("tool_error", f"{self.ref}: every coroutine waits for another")
 
@@ -162,13 +162,13 @@ class Program:
         task.waits = None
         if stop is None:
             try:
-                task.value = plain(unwrapped(value, self._no_hidden)) if task.label == () else value
+                task.value = plain(unwrapped(value, self._no_hidden)) if task.branch == () else value
             except (TypeError, Misuse) as error:
                 stop = ("tool_error", f"{self.ref}: what the function returns: {error}")
         task.done, task.stop = True, stop
         if stop is not None:
             self._close(task)
-        if task.label == ():
+        if task.branch == ():
             self.stop = stop or self._left_over()
             for other in self.tasks:
                 if not other.done:
@@ -257,7 +257,7 @@ class Program:
 
     def _begin(self, task: Task, coroutine: Any, where: str) -> Task:
         self._count(where)
-        child = Task(coroutine, (*task.label, task.children), task.board.fork(), where)
+        child = Task(coroutine, (*task.branch, task.children), task.board.fork(), where)
         task.children += 1
         self.tasks.append(child)
         return child
@@ -321,22 +321,23 @@ class Program:
                 self.calls.append(made)
             return made
         except EpisodeError as error:
-            self.fault = error
+            self.fault = self.fault or error
             raise Misuse(error.message) from None
 
     def misuse(self, where: str, message: str) -> Misuse:
-        self.fault = EpisodeError("tool_error", f"{where}: {message}")
-        return Misuse(self.fault.message)
+        told = EpisodeError("tool_error", f"{where}: {message}")
+        self.fault = self.fault or told
+        return Misuse(told.message)
 
     def chance(self) -> random.Random:
         """Of the task whose code runs, at what it has awaited: a fork draws anew behind its turn."""
         assert self.now is not None
         task, epoch = self.now, self.now.board.clock.epoch
-        if (task.label, epoch) not in self._chances:
+        if (task.branch, epoch) not in self._chances:
             key = self.live.state.keys[epoch]
-            seed = f"{key.seed(self.play.prefix)} rng {task.label}"
-            self._chances[task.label, epoch] = random.Random(seed)
-        return self._chances[task.label, epoch]
+            seed = f"{key.seed(self.play.prefix)} rng {task.branch}"
+            self._chances[task.branch, epoch] = random.Random(seed)
+        return self._chances[task.branch, epoch]
 
     def _plain(self, values: Any, where: str, hidden: Callable[[str], Any] | None = None) -> Any:
         try:

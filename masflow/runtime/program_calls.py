@@ -7,6 +7,7 @@ its ordinal. Knows no coroutines.
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,9 @@ class AgentCall(Call):
         if task.board.visits[name] >= node.max_visits:
             raise EpisodeError("limit", f"{where}: role {name} reached its {node.max_visits} visits")
         node = replace(node, speaker=repr(who) if role.is_family else None, prompt=prompt or node.prompt)
+        if not (node.prompt or role.system):
+            message = f"role '{name}' has no prompt; give it one, or the call: prompt=…"
+            raise EpisodeError("tool_error", f"{where}: {message}")
         made = Item(item, task.board, {"me": who} if role.members else {}, role=name, member=who)
         if thread is not None and role.conversation == "none":
             message = f"role '{name}' has no conversation, so 'thread' means nothing; add conversation: role"
@@ -119,7 +123,7 @@ class AgentCall(Call):
         try:
             run_role(self.live, self.play, self.visit, item, self.templates)
         except EpisodeError as error:
-            item.stop, item.done, item.ok = (error.outcome, error.message), True, False
+            item.stop, item.done, item.ok = (error.outcome, self._named(error.message)), True, False
         if self.templates is not None:
             self.templates = None
             self._compare()
@@ -132,6 +136,14 @@ class AgentCall(Call):
         self._close(name, path, item.value, item.ok, item.raw, **own)
         if item.stop is not None:
             self.stop = item.stop[0], self._told(item.stop[1])
+
+    def _named(self, message: str) -> str:
+        """A prompt's null that is really a value which the call forgot."""
+        found = re.search(r"prints null \('(\w+)", message) if self.templates is not None else None
+        if found is None or self.templates is None or found[1] in self.templates.names:
+            return message
+        name = found[1]
+        return f"{self.where}: the call gives no '{name}': write agents.{self.role.name}({name}=…)"
 
     def _compare(self) -> None:
         """The same call is asked the same thing whenever the episode is replayed. Raises RunError."""
@@ -255,8 +267,8 @@ def _identity(
         place: int | str | None = None
         if members:
             place = members.index(member) if member == f"{name}_{members.index(member)}" else member
-        if task.label:
-            label = "~" + ".".join(map(str, task.label))
+        if task.branch:
+            label = "~" + ".".join(map(str, task.branch))
             place = label if place is None else f"{label} {place}"
         return task.ordinal(name, member if members else ""), place
     if isinstance(key, bool) or not isinstance(key, (str, int)) or str(key).startswith("~"):

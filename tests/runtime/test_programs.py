@@ -263,6 +263,32 @@ def test_a_reply_that_a_replay_does_not_ask_for_stops_the_run(programmed):
         sys.modules.pop("main_flag", None)
 
 
+def test_a_spawned_coroutine_goes_on_beside_the_one_that_spawned_it(programmed):
+    one = run(programmed(team("""
+        async def side():
+            first = await agents.b(what="1")
+            return (await agents.b(what=first.text + "2")).text
+        going = ctx.spawn(side())
+        await agents.a(what="x")
+        await agents.a(what="y")
+        return {"side": await going}
+    """)))  # fmt: skip
+    assert one.output == {"side": "12"}
+    assert sorted(places(one)) == ["a#1@1", "a#2@2", "b[~0]#1@1", "b[~0]#2@2"]
+
+
+def test_an_episode_is_copied_saved_and_gone_on_with_anywhere(programmed):
+    plan = programmed(TREE)
+    expected = run(plan)
+    player, engine = Player(plan), ScriptedEngine({"*": told})
+    state = player.start({}, KEY)
+    while not player.finished(state):
+        state = EpisodeState.from_json(state.copy().to_json())
+        for reply in engine.generate(player.advance(state)):
+            player.deliver(state, reply)
+    assert player.trajectory(state) == expected
+
+
 # replies
 
 
@@ -467,6 +493,21 @@ def test_hidden_fields_go_no_further(programmed, body, why):
     assert one.outcome == "tool_error" and why in one.detail, one.detail
 
 
+def test_a_tool_that_a_person_approves_pauses_the_episode(programmed):
+    body = 'return {"twice": await ctx.tool("double", n=3)}'
+    plan = programmed(
+        team(body, tools='{"double": {"use": "fns.py:double", "approve": "human"}}'), {"fns.py": TOOLS}
+    )
+    player = Player(plan, mode="eval", interactive=True)
+    state = player.start({}, KEY)
+    assert player.advance(state) == [] and player.finished(state)
+    [question] = player.questions(state)
+    assert "double(n=3)" in question.text and player.trajectory(state).outcome == "paused"
+    player.answer(state, question, "yes")
+    player.advance(state)
+    assert player.trajectory(state).output == {"twice": 6}
+
+
 # limits
 
 
@@ -499,7 +540,7 @@ def test_a_limit_ends_the_episode(programmed, limits, body, turns, detail, monke
         ('await agents.a[0](what="x")', "tool_error", "role 'a' is one voice, without members"),
         ('await ctx.tool("wikki", n=1)', "tool_error", "main.py:6: no tool 'wikki'; known: double"),
         ('await ctx.run("other")', "tool_error", "no workflow 'other'; known: none"),
-        ("await agents.a()", "tool_error", "main.py:6"),
+        ("await agents.a()", "tool_error", "the call gives no 'what': write agents.a(what=…)"),
         ("await agents.a(what={1, 2})", "tool_error", "main.py:6: a value must be plain data"),
         ('await agents.a(what="x", key=1.5)', "tool_error", "a key is text or a whole number"),
         ('await agents.a(what="x", thread="t")', "tool_error", "role 'a' has no conversation"),
@@ -507,6 +548,11 @@ def test_a_limit_ends_the_episode(programmed, limits, body, turns, detail, monke
             'await agents.a(what="x", key="k")\nawait agents.a(what="y", key="k")',
             "tool_error",
             "main.py:7: 'a' has a call with key 'k' already, made at ",
+        ),
+        (
+            'async def side():\n    pass\nctx.spawn(side())\nawait agents.a(what="x")',
+            "tool_error",
+            "main.py:8: the coroutine is never awaited; write 'await'",
         ),
         ('agents.a(what="x")', "tool_error", "main.py:6: a call of 'a' is never awaited; write 'await'"),
         (
@@ -541,7 +587,7 @@ def test_a_misuse_ends_the_episode_even_where_the_function_catches_it(programmed
         try:
             await agents.nobody()
         except Exception:
-            return {"fine": True}
+            await agents.a(what="on")
     """)))  # fmt: skip
     assert one.outcome == "tool_error" and "no role 'nobody'" in one.detail
 
