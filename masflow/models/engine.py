@@ -32,7 +32,8 @@ class Request:
     parent: str | None = None
     """Turn id whose row this prompt continues, if any."""
     tools: tuple[dict[str, Any], ...] = ()
-    """JSON schemas of the tools offered (ReAct roles). The messages describe them already, in plain text."""
+    """JSON schemas of the tools offered (ReAct roles). The messages tell the model of them: in plain text,
+    or by the first one's `tools`, for the chat template."""
     node: str = ""
     role: str = ""
     member: str = ""

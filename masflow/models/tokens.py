@@ -124,8 +124,13 @@ class ChatTokens:
         return rest
 
     def _end_of_reply(self, rest: str, spoken: str) -> int | None:
-        """Where in the rendered rest the reply ends that was `spoken`; None: something else stands there."""
-        for words in (spoken, spoken.strip()):
+        """Where in the rendered rest the reply ends that was `spoken`; None: something else stands there.
+
+        A tool call is written anew, also the closing mark that was its stop string; other words as they are.
+        """
+        dialect = self.chat.dialect
+        rewrites = dialect.name != "text" and dialect.has(spoken)
+        for words in () if rewrites else (spoken, spoken.strip()):
             if rest.startswith(words):
                 return len(words)
         ends = [place for stop in self._stop_texts if (place := rest.find(stop)) >= 0]

@@ -90,6 +90,8 @@ class Display:
                 f"{model['parameters']:,} parameters, {learned:,} trained, vocabulary {model['vocabulary']:,}"
             )
             self._say(f"  {name}: {sizes}, context {model['context']}, {model['dtype']} on {model['device']}")
+            for note in model.get("notes", ()):
+                self._say(f"    {note}")
 
     def _on_warm_start(self, facts: dict[str, Any]) -> None:
         self._bar("warm start", facts["step"], self.warm_steps)

@@ -113,7 +113,7 @@ class Worker:
         """
         rows: list[Row] = []
         for turn in turns:
-            prompt = self.tokens.prompt(turn.messages, self.experience.get(turn.parent))
+            prompt = self.tokens.prompt(turn.messages, self.experience.get(turn.parent), turn.node)
             reply = self.tokens.reply(turn.text)
             if len(prompt.ids) + len(reply) > self.base.context:
                 size = f"{len(prompt.ids) + len(reply)} tokens; the context is {self.base.context}"
@@ -269,6 +269,7 @@ class Worker:
             "dtype": str(self.base.model.dtype).removeprefix("torch."),
             "context": self.base.context,
             "vocabulary": len(self.base.tokenizer),
+            "notes": list(self.tokens.chat.notes),
         }
 
 

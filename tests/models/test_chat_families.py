@@ -26,6 +26,7 @@ from masflow.compiler.chat import dialect_of
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError, SpecError
 from masflow.models.dialects import DIALECTS
+from masflow.models.drawn import reply_of, row_of
 from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row
 from masflow.models.tokens import ChatTokens, Prompt
@@ -140,12 +141,12 @@ class Letters:
     def _reply(self, request: Request) -> Reply:
         prompt = self.chat.prompt(request.messages, self.experience.get(request.parent), request.node)
         self.prompts.append(prompt)
-        ids = (*spelled(self.name, self.said.pop(0)), self.chat.end_id)
-        text = self.chat.decode(ids)
-        fields = {"parent": request.parent, "prefix": prompt.prefix, "forked": prompt.forked}
-        row = Row(request.turn_id, "m", prompt.ids, ids, (0.0,) * len(ids), 0, prompt.text, text, **fields)
+        said = self.said.pop(0)
+        stopped = any(stop in said for stop in request.sampling.stop)
+        ids = (*spelled(self.name, said), *(() if stopped else (self.chat.end_id,)))
+        row = row_of(request, prompt, ids, (0.0,) * len(ids), 0, self.chat)
         self.experience.add([row])
-        return Reply(request.turn_id, text)
+        return reply_of(row, "stop")
 
 
 def talk(name: str, chat: ChatTokens, messages: list[Message], said: Sequence[str], asked: str) -> list[Row]:
@@ -252,7 +253,7 @@ task: {n: int}
 tools: {double: {use: "tool.py:double"}}
 roles:
   solver: {system: SYSTEM, prompt: "double {{ n }} twice", tools: [double], max_calls: 4,
-    reply: {tag: answer}}
+    reply: {tag: answer}, sampling: {train: {stop: STOP}}}
 nodes: {solve: {role: solver}}
 edges: [start -> solve -> end]
 output: {answer: "{{ solve.answer }}"}
@@ -274,10 +275,12 @@ KEY = EpisodeKey(1, "train", 0, 0, "task", 0)
 def plan_of(tmp_path: Path) -> Callable[..., Plan]:
     """`plan_of(family, system)`: one ReAct role whose tools the family's template describes."""
 
-    def make(name: str, system: str = "be short", tools: str = "template") -> Plan:
+    def make(name: str, system: str = "be short", tools: str = "template", stop: Sequence[str] = ()) -> Plan:
         (tmp_path / "workflows").mkdir(exist_ok=True)
         texts = {
-            "double.yaml": WORKFLOW.replace("SYSTEM", json.dumps(system) if system else "null"),
+            "double.yaml": WORKFLOW.replace("SYSTEM", json.dumps(system) if system else "null").replace(
+                "STOP", json.dumps(list(stop))
+            ),
             "exp.yaml": EXPERIMENT.replace("tools: template", f"tools: {tools}"),
             "tool.py": "def double(n: int) -> int:\n    'Twice a number.'\n    return 2 * n\n",
             "chat.jinja": FAMILIES[name].template,
@@ -336,6 +339,17 @@ TOLD = {
     "mistral": r'\[TOOL_RESULTS\] ?{"content": "N", "call_id": "call\d{5}"}\[/TOOL_RESULTS\]',
     "smollm2": r"<\|im_start\|>tool\nN<\|im_end\|>",
 }
+
+
+@pytest.mark.parametrize("name", ["qwen3", "smollm2"])
+def test_the_closing_mark_of_a_call_may_be_the_stop_string(name: str, plan_of: Callable[..., Plan]) -> None:
+    said = [call(name, 3), "<answer>6</answer>"]
+    trajectory, engine = played(plan_of(name, stop=["</tool_call>"]), name, said)
+    assert trajectory.output == {"answer": "6"} and "</tool_call>" not in trajectory.turns[0].text
+    first, second = engine.experience.rows([t.id for t in trajectory.turns])
+    assert not second.forked and second.prompt_ids[: second.prefix] == first.prompt_ids + first.reply_ids
+    added = engine.chat.tokenizer.decode(second.prompt_ids[second.prefix :])
+    assert added.startswith(FAMILIES[name].end) and "</tool_call>" not in added
 
 
 def test_thoughts_stay_between_the_calls_of_one_visit(plan_of: Callable[..., Plan]) -> None:

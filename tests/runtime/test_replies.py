@@ -196,3 +196,28 @@ def test_definitions_inside_a_schema_are_found():
     }
     assert parse_reply(spec(raw), '{"a": 2}').ok
     assert "minimum" in parse_reply(spec(raw), '{"a": 1}').reason
+
+
+THOUGHT = '<think>\n<q>no</q> {"a": 7} yes 8-9 ```python\nw\n```\n</think>\n\n'
+
+
+@pytest.mark.parametrize(("raw", "text", "value"), GOOD)
+def test_a_thought_is_no_part_of_a_value(raw: object, text: str, value: dict[str, Any]):
+    assert parse_reply(spec(raw), THOUGHT + text).value == value
+    # The prompt may have opened it already.
+    assert parse_reply(spec(raw), THOUGHT.removeprefix("<think>\n") + text).value == value
+
+
+@pytest.mark.parametrize("raw", ["text", {"tag": "q"}, {"json": {"a": "int"}}, {"choice": ["yes", "no"]}])
+def test_a_thought_that_is_never_closed_has_no_answer(raw: object):
+    open_ = parse_reply(spec(raw), THOUGHT.replace("</think>", ""))
+    assert not open_.ok and "<think> is never closed" in open_.reason
+
+
+def test_a_reply_that_asks_for_the_thought_gets_it():
+    text = "<think> a plan </think><answer>4</answer>"
+    asked = spec({"tags": {"think": "str", "answer": "int"}})
+    assert parse_reply(asked, text).value == {"think": "a plan", "answer": 4}
+    shaped = spec({"regex": r"<think>(?P<why>.*)</think>.*<answer>(?P<n>\d+)</answer>"})
+    assert parse_reply(shaped, text).value == {"why": " a plan ", "n": "4"}
+    assert parse_reply(spec({"tags": {"answer": "int"}}), text).value == {"answer": 4}
