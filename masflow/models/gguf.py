@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -81,15 +82,15 @@ def _of_package(requirement: str) -> Source:
         listed = ", ".join(path.name for path in found) or "none"
         message = f"the package '{name}' has {len(found)} .gguf files, not one: {listed}"
         raise _wrong(words, "missing-model", message, "name the file itself")
-    try:
+    meta: Any = {}  # a package beside the installed ones says nothing of itself
+    with suppress(importlib.metadata.PackageNotFoundError):
         meta = importlib.metadata.metadata(name)
-    except importlib.metadata.PackageNotFoundError:
-        return Source(found[0], _name_of(found[0]), f"pypi:{name}")
-    if version and meta["Version"] != version:
-        message = f"the installed '{name}' is {meta['Version']}, not {version}"
+    has = meta.get("Version", "")
+    if version and has != version:
+        message = f"the installed '{name}' is {has or 'of no known version'}, not {version}"
         raise _wrong(words, "missing-model", message, install)
-    licence = next((meta[key] for key in ("License-Expression", "License") if key in meta), None)
-    return Source(found[0], _name_of(found[0]), f"pypi:{name}=={meta['Version']}", licence)
+    licence = meta.get("License-Expression") or meta.get("License")
+    return Source(found[0], _name_of(found[0]), f"pypi:{name}{'==' if has else ''}{has}", licence)
 
 
 def _wrong(words: str, code: str, message: str, fix: str) -> SpecError:
@@ -130,7 +131,8 @@ def add_model(source: Source, folder: Path) -> Added:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     if caught.error:
-        raise RunError(f"can't write the model: {caught.error}", "make room on the disk, or write --to DIR")
+        fix = "check that the file is complete, and that the disk has room"
+        raise RunError(f"can't convert the model: {caught.error}", fix)
     return Added(folder, True, facts)
 
 
