@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ class Backbone:
         self._recomputed = _recomputing_layers(model) if recompute else []
         self.head: nn.Module = model.get_output_embeddings()
         self.cap, self.scale = _logit_transform(model.config)
+        takes = signature(model.base_model.forward).parameters
+        # Before transformers 5.24 it had its old name, and the new one was ignored in silence.
+        self._cache_name = "cache" if "cache" in takes else "past_key_values"
         self._is_split = self._head_agrees()
         self._check_masks()
 
@@ -71,7 +75,7 @@ class Backbone:
         if positions_BT is not None:
             arguments["position_ids"] = positions_BT
         if cache is not None:
-            arguments["cache"] = cache
+            arguments[self._cache_name] = cache
         with self._recomputing(cache is None):
             if not self._is_split:
                 return self.model(**arguments).logits
