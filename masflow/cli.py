@@ -260,9 +260,13 @@ def run(
     out: Annotated[Path, typer.Option("--out", help="Where paused episodes are kept.")] = Path(
         "runs/episodes"
     ),
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Print the turns as a Mermaid graph: what came before what.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Play one episode and print it."""
+    from masflow.runtime.recorded import recorded_graph
     from masflow.runtime.report import trajectory_json, trajectory_text
     from masflow.runtime.trial import run_episode
 
@@ -272,7 +276,7 @@ def run(
     if json_:
         print_json(trajectory_json(scored))
     else:
-        print(trajectory_text(scored))
+        print(recorded_graph(scored.trajectory) if graph else trajectory_text(scored))
     if scored.trajectory.outcome == "paused":
         print(f"paused; continue with --resume {scored.trajectory.id}", file=sys.stderr)
 

@@ -118,6 +118,11 @@ class Pending:
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield self
+        return self.given
+
+    @property
+    def given(self) -> Any:
+        """What `await` gives."""
         return wrapped(self.value)
 
 
@@ -129,7 +134,7 @@ class Gather:
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         yield self
-        return [wrapped(part.value) for part in self.parts]
+        return [part.given for part in self.parts]
 
 
 def gather(*awaitables: Any) -> Gather:

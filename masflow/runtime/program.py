@@ -42,6 +42,11 @@ class Task(Pending):
         self.children = 0
 
     @property
+    def given(self) -> Any:
+        """What its code returned, as it is."""
+        return self.value
+
+    @property
     def parts(self) -> list[Pending]:
         """What it waits for."""
         if self.waits is None:

@@ -185,4 +185,6 @@ def test_every_command_takes_a_function(program, tmp_path, monkeypatch):
     text = ok(
         "run", "toy.yaml", "--checkpoint", str(tmp_path / "run"), "--task", '{"word": "red", "answer": "red"}'
     )
+    drawn = ok("run", "toy.yaml", "--checkpoint", str(tmp_path / "run"), "--graph")
+    assert drawn.startswith("flowchart TD") and drawn.count('(["') == 2
     assert "── call" in text and "── echo" in text and "output: " in text
