@@ -76,20 +76,22 @@ def _picked(kept: list[Path], step: str) -> Path | None:
         return kept[-1]
     if kept and step == "best":
         evals = _json(kept[-1] / "state.json").get("evals")
-        best = best_step(evals) if isinstance(evals, dict) else None
+        best = best_step(evals, (_order(place)[1] for place in kept)) if isinstance(evals, dict) else None
         step = "best" if best is None else str(best)
     wanted = f"step_{int(step):06d}" if step.isdigit() else step
     return next((place for place in kept if place.name == wanted), None)
 
 
-def best_step(evals: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """The step with the best held-out headline, the earliest of equals.
+def best_step(evals: Mapping[str, Mapping[str, Any]], saved: Iterable[int]) -> int | None:
+    """The saved step with the best held-out headline, the earliest of equals.
 
     Args:
         evals: step (as text) → result of its evaluation.
+        saved: steps that have a checkpoint; None of them was evaluated: None.
     """
     scores = {int(at): found["metrics"].get(found["headline"]) for at, found in evals.items()}
-    known = {at: value for at, value in scores.items() if value is not None}
+    there = set(saved)
+    known = {at: value for at, value in scores.items() if value is not None and at in there}
     return max(sorted(known), key=lambda at: known[at]) if known else None
 
 

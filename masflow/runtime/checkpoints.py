@@ -195,9 +195,10 @@ def prune(root: Path, keep: int, best: int | None, first: int = 0, every: int | 
             shutil.rmtree(path)
 
 
-def best_step(state: RunState) -> int | None:
-    """The step with the best held-out headline, the earliest of equals."""
-    return runs.best_step(state.evals)
+def best_step(state: RunState, root: Path) -> int | None:
+    """The step under `root` with the best held-out headline, the earliest of equals."""
+    saved = (int(p.name.split("_")[1]) for p in listed(root) if p.name.startswith("step"))
+    return runs.best_step(state.evals, saved)
 
 
 def find(reference: str, roots: tuple[Path, ...]) -> Path:
@@ -227,9 +228,10 @@ def find(reference: str, roots: tuple[Path, ...]) -> Path:
     if step in ("", "last"):
         return last
     if step == "best":
-        best = best_step(read_state(last))
+        best = best_step(read_state(last), root)
         if best is None:
-            raise RunError(f"{folder} has no held-out score yet, so no best step", "name a step, or 'last'")
+            message = f"{folder} has no held-out score of a checkpoint, so no best one"
+            raise RunError(message, "name a step, or 'last'")
         step = str(best)
     place = root / f"step_{int(step):06d}" if step.isdigit() else root / step
     if not (place / "state.json").is_file():

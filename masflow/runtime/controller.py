@@ -74,7 +74,8 @@ class Run:
         with writing("a checkpoint", self.dir.path):
             self.state.metrics_bytes = self.dir.sync_metrics()
             place = checkpoints.save(self.dir.checkpoints, self.state, groups)
-            best, kept = checkpoints.best_step(self.state), self.plan.train
+            best = checkpoints.best_step(self.state, self.dir.checkpoints)
+            kept = self.plan.train
             checkpoints.prune(self.dir.checkpoints, kept.keep, best, every=kept.keep_every)
         self.saved = copy.deepcopy(self.state)
         self.on_event("checkpoint", {"path": str(place), "step": self.state.step})

@@ -123,7 +123,7 @@ class Train(Spec):
     save_every: int | None = Field(default=None, ge=1)
     """Default: `eval_every`, else only at the end."""
     keep: int = Field(default=2, ge=1)
-    """Checkpoints kept beside the best, the last and the start."""
+    """Checkpoints kept beside the last, the start, and the best of those that were scored."""
     keep_every: int | None = Field(default=None, ge=1)
     """Every so many steps a checkpoint is saved that is never removed."""
     seed: int = 0

@@ -129,9 +129,9 @@ rewards: [{name: form, use: well_formed, level: turn}]
 
 
 def test_mixtures_keep_their_weights_and_hub_ids_are_told_from_files(plan_of, tiny):
-    data = "data: {train: [{path: rows.jsonl, weight: 2}, {path: some/set, split: dev}]}"
+    data = "data: {train: [{path: rows.jsonl, weight: 2}, {path: some/set, split: dev, weight: 0.5}]}"
     sources = plan_of(tiny["tiny.yaml"].replace("data: {train: rows.jsonl}", data)).data["train"]
-    assert [(s.is_file, s.weight, s.split) for s in sources] == [(True, 2.0, None), (False, 1.0, "dev")]
+    assert [(s.is_file, s.weight, s.split) for s in sources] == [(True, 2.0, None), (False, 0.5, "dev")]
 
 
 def test_variables_in_data_paths_are_expanded(plan_of, monkeypatch, tmp_path, tiny):

@@ -154,7 +154,7 @@ def test_adapters_on_a_base_that_stays_are_refused_on_another(root: Path, toy_at
 def test_the_best_and_the_last_checkpoint_may_be_named(root: Path, toy_at: Toy):
     last = checkpoints.latest(root / "runs/day1/checkpoints")
     assert last is not None
-    best = checkpoints.best_step(checkpoints.read_state(last))
+    best = checkpoints.best_step(checkpoints.read_state(last), last.parent)
     for word, step in (("best", best), ("last", 2)):
         plan = compile_experiment(toy_at(root, against(f"runs/day1@{word}")))
         assert plan.model("wolves").policies[0].init == str(last.with_name(f"step_{step:06d}"))

@@ -24,6 +24,7 @@ OTHER_THINGS = {
     "gpus": "of a rollout worker; of a trainer worker",
     "models": "what plays which roles; what it gets of a cluster",
     "options": "of a chat template; of a request to an endpoint",
+    "name": "of a source in metrics; of a run at Weights & Biases",
     "weight": "of a source, of the KL, of an episode",
 }
 
