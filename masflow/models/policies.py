@@ -162,7 +162,7 @@ class Policies:
         base = dict(self.backbone.parameters) if BACKBONE in moved else {}
         base |= self.kept if KEPT in moved else {}
         own = self.learners[policy].parameters
-        self._unsent = set()
+        self._unsent = self._unsent if whole else set()
         if not self.is_first:
             for weight in (*own.values(), *base.values()):
                 gathered(weight)

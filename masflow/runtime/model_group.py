@@ -147,20 +147,27 @@ class ModelGroup:
         return self._by_rank([actor.call(method, *args) for actor in actors], timeout_s)
 
     def _by_rank(self, pendings: Sequence[Pending[Any]], timeout_s: float | None = None) -> list[Any]:
-        """What each process answers. Of several errors the one that explains the others: one that died."""
-        found: list[Any] = []
+        """What each process answers, in order. A death is told at once, whoever else still waits for the dead
+        one; of other errors the first, unless a death explains it within moments."""
+        bound_s = timeout_s or self._plan.runtime.call_timeout_s
+        found: dict[int, Any] = {}
         first: RunError | None = None
-        for pending in pendings:
-            try:
-                bound_s = timeout_s or self._plan.runtime.call_timeout_s
-                found.append(pending.get(bound_s if first is None else _GRACE_S))
-            except Died as death:
-                self._get(_Dead(death))
-            except RunError as error:
-                first = first or error
+        left = list(range(len(pendings)))
+        while left:
+            ready = self._backend.wait([pendings[place] for place in left], bound_s)
+            if not ready and first is not None:
+                break
+            for place in [left[number] for number in ready or [0]]:
+                left.remove(place)
+                try:
+                    found[place] = pendings[place].get(bound_s)
+                except Died as death:
+                    self._get(_Dead(death))
+                except RunError as error:
+                    first, bound_s = first or error, _GRACE_S
         if first is not None:
             raise first
-        return found
+        return [found[place] for place in range(len(pendings))]
 
     # -- speaking ---------------------------------------------------------------------------------
 

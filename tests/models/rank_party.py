@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full": {"train": "full", "family": "qwen3"},
     "frozen": {"train": "full", "family": "qwen3", "freeze": ("embeddings",)},
     "untied": {"train": "full", "family": "gpt2"},
-    "lora": {"train": "lora", "family": "llama"},
+    "lora": {"train": "lora", "family": "llama", "recompute": True},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True},
@@ -59,7 +59,8 @@ class Party:
         model = _model(CASES[case], run_dir)
         base = load_base(model, run_dir, seed=3)
         self.policies = Policies(model, base, seed=3)
-        self.trainer = Trainer(Backbone(base.model), folder / "dump", BUDGET, ranks)
+        backbone = Backbone(base.model, recompute=CASES[case].get("recompute", False))
+        self.trainer = Trainer(backbone, folder / "dump", BUDGET, ranks)
         self.policies.rebind(ranks is None or ranks.is_first)
         self.names = list(self.policies.by_name)
 

@@ -94,6 +94,8 @@ def test_a_warm_started_backbone_goes_along_once(group_plan: MakePlan, tmp_path:
     trainer, speaker = _policies(plan, tmp_path / "a"), _policies(plan, tmp_path / "b")
     with trainer.learning_backbone():
         _move(trainer, backbone=True)
+    # What one new worker gets is not yet with the others.
+    assert trainer.payload("m/solver", whole=True).base
     first, second = trainer.payload("m/asker"), trainer.payload("m/solver")
     assert set(first.base) == set(trainer.backbone.parameters) and not second.base
     speaker.receive(_sent(first))
