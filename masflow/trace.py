@@ -100,9 +100,9 @@ class Message:
     content: str
     turn_id: str | None = None
     """Of an assistant message: the turn that sampled it, whose exact ids continue the conversation."""
-    tools: tuple[dict[str, Any], ...] = ()
-    """Of a conversation's first message: JSON Schemas of the tools that the chat template describes; empty where
-    the messages themselves do."""
+    tools: str = ""
+    """Of a conversation's first message: a JSON list of the schemas of the tools that the chat template
+    describes; empty where the messages themselves do."""
 
 
 @dataclass(frozen=True)

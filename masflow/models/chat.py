@@ -6,6 +6,7 @@ the first user message, and the result of a tool is told by the user. Knows no i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,9 +67,9 @@ class ChatText:
         """
         if not self.has_template:
             return self._plain(messages, end_text)
-        tools = messages[0].tools if messages else ()
+        tools = messages[0].tools if messages else ""
         try:
-            return self._apply(self._chat(messages), tools)
+            return self._apply(self._chat(messages), json.loads(tools) if tools else ())
         except TemplateError as error:
             raise self._refusal(error, " ".join(m.role for m in messages), where) from error
 

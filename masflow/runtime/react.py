@@ -132,6 +132,11 @@ def description(tool_schemas: Sequence[dict[str, Any]]) -> str:
     return "\n".join(["You may call a tool, one in a reply, by writing", example, "Tools:", *lines])
 
 
+def tools_text(tool_schemas: Sequence[dict[str, Any]]) -> str:
+    """The schemas as a conversation's first message carries them (`Message.tools`)."""
+    return json.dumps(list(tool_schemas), ensure_ascii=False)
+
+
 def result_text(value: Any) -> str:
     """A tool's value as the text of its message: text itself, the `text` field of a record, or JSON."""
     if isinstance(value, str):

@@ -275,15 +275,14 @@ def _turn_rows(
 
 
 def _message(message: Message) -> list[Any]:
-    return [message.role, message.content, message.turn_id, *message.tools]
+    plain = [message.role, message.content, message.turn_id]
+    return [*plain, message.tools] if message.tools else plain
 
 
 def _turn(row: dict[str, Any]) -> Turn:
     own = {name: row[name] for name in TURN_FIELDS}
     flags = {name: bool(row[name]) for name in ("ok", "last", "demonstrated")}
-    messages = tuple(
-        Message(*message[:3], tools=tuple(message[3:])) for message in json.loads(row["messages"])
-    )
+    messages = tuple(Message(*message) for message in json.loads(row["messages"]))
     path = path_from_json(row["path"])
     return Turn(**{**own, **flags, "messages": messages, "path": path, "value": json.loads(row["value"])})
 

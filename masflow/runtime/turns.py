@@ -74,7 +74,7 @@ def _open(
     if user is not None:
         messages = (*messages, Message("user", templates.render("prompt", user)))
     if tools and messages:
-        messages = (replace(messages[0], tools=tools), *messages[1:])
+        messages = (replace(messages[0], tools=react.tools_text(tools)), *messages[1:])
     item.messages = messages
     if role.reply.format == "choice" and isinstance(role.reply.choice, str):
         words = templates.value("reply.choice", role.reply.choice)
