@@ -111,7 +111,7 @@ def test_the_commands_that_a_run_prints_work_on_it(toy: Toy, masflow: Masflow):
     code, out, err = masflow("train", path, "--out", "run", *words)
     assert code == 0, err
     printed = [line.split(" masflow ")[1].split() for line in out.splitlines() if " masflow " in line]
-    assert [command[0] for command in printed] == ["run", "eval"]
+    assert [command[0] for command in printed] == ["run", "eval", "export"]
     for command in printed:
         code, _, err = masflow(*command)
         assert code == 0, (command, err)
@@ -271,3 +271,22 @@ def test_explain_prints_groups_with_their_expected_sizes(toy: Toy, masflow: Masf
     assert {"digest", "graph", "models", "sampler", "groups", "rewards", "stages"} <= set(found)
     assert [group["expected_size"] for group in found["groups"]] == [4, 4]
     assert masflow("explain", toy())[0] == 0
+
+
+def test_export_writes_folders_and_says_which(toy: Toy, masflow: Masflow):
+    path = toy(
+        ("mapping: {models: {policy: {roles: rest}}}", "mapping: {models: {own: {roles: rest, per: role}}}")
+    )
+    assert masflow("train", path, "--out", "run", "--set", "train.steps=1", "--json")[0] == 0
+    code, out, _ = masflow("export", "run", "--to", "both")
+    assert code == 0 and "full     caller: " in out and "both/own.echoer" in out
+    assert sorted(p.name for p in Path("both").iterdir()) == ["own.caller", "own.echoer"]
+    code, out, _ = masflow("export", "run@1", "--to", "one", "--role", "caller", "--json")
+    found = last_json(out)
+    assert code == 0 and (found["step"], found["to"]) == (1, str(Path("one").resolve()))
+    assert [f["roles"] for f in found["folders"]] == [["caller"]] and Path("one/config.json").exists()
+    code, _, err = masflow("export", "run", "--to", "one")
+    assert (code, "isn't an empty folder" in err) == (3, True)
+    code, _, err = masflow("export", "run", "--to", "two", "--role", "calle")
+    assert (code, "fix: write 'caller'" in err) == (3, True)
+    assert masflow("export", "run")[0] == 2

@@ -310,9 +310,10 @@ def _share(cpus: float | None, gpus: float) -> str:
 
 def _data_lines(plan: Plan) -> Iterator[str]:
     for split, sources in plan.data.items():
+        whole = sum(s.weight or 0.0 for s in sources)
         yield f"{split}: " + ", ".join(
             s.path.removeprefix(plan.root_dir + "/")
-            + (f" (weight {s.weight:g})" if s.weight not in (None, 1) else "")
+            + (f" ({100 * s.weight / whole:.3g} %)" if s.weight is not None else "")
             for s in sources
         )
 

@@ -74,6 +74,8 @@ def result_text(result: dict[str, Any], experiment: Path, options: str = "") -> 
         ("watch the team work on one task", f"masflow run {on_it}"),
         ("score it again, sampled", f"masflow eval {on_it} --samples 4"),
     ]
+    if result["steps"]:
+        tries.append(("take it along, for transformers", f"masflow export {shown} --to {shown}/export"))
     if "--mapping" not in options:
         tries.append(("one model a role", f"masflow train {name} --mapping lib:separate"))
     return "\n".join([*lines, *(f"  {why:<33}{command}" for why, command in tries)])

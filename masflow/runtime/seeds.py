@@ -131,6 +131,7 @@ def summary_text(found: dict[str, Any]) -> str:
                     f" ± {number(one['sd'])} sd, 95 % interval {number(one['low'])} to {number(one['high'])}"
                 )
             lines.append(f"{text}   ({each})")
+    lines.append(f"curves of all: {found['out']}/curves.png")
     lines += [f"seed {one['seed']} failed: {one['error']}" for one in found["seeds"] if one["error"]]
     return "\n".join(lines)
 
