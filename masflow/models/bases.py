@@ -111,6 +111,10 @@ def _stop_ids(tokenizer: Any, loaded: Any) -> tuple[int, ...]:
 def _made_once(model: ModelIR, spec: ConfigBase, run_dir: Path, seed: int) -> Path:
     """Of a model's processes that start at once, the first one makes the base, and the others wait for it."""
     folder = run_dir / "base" / model.name
+    if (
+        folder / "masflow.json"
+    ).is_file():  # it appears whole: nothing to wait for, and a reader writes nothing
+        return _found_or_made(model, spec, folder, seed)
     with ExitStack() as stack:
         with boundary(str(folder)) as caught:
             folder.parent.mkdir(parents=True, exist_ok=True)
