@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 from masflow.errors import RunError, boundary
 from masflow.models.engine import SamplingParams
@@ -30,6 +31,8 @@ __all__ = ["Adapter", "Ask", "Drawn", "VllmCore"]
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Of adapters, that vLLM has room for."""
+NUM_WINDOWS = 64
+"""On a CPU, replies of full length that the cache holds."""
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: nothing to serialise, one to end
     "VLLM_NO_USAGE_STATS": "1",
@@ -118,6 +121,8 @@ class VllmCore:
             options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": num_adapters}
             options["max_cpu_loras"] = num_adapters + 1
         with _vllm("can't load the model"):
+            if not torch.cuda.is_available():
+                options["kv_cache_memory_bytes"] = _cache_bytes(folder, context, dtype, memory_frac)
             self._vllm: Any = import_module("vllm")
             self._llm: Any = self._vllm.LLM(folder, **options)
             self._engine = self._llm.llm_engine
@@ -261,6 +266,20 @@ class VllmCore:
         with _vllm("can't end"):
             self._engine.engine_core.shutdown()
         self._place.cleanup()
+
+
+def _cache_bytes(folder: str, context: int, dtype: torch.dtype, memory_frac: float) -> int:
+    """Of keys and values on a CPU: windows of `NUM_WINDOWS` replies, at most that share of free memory.
+
+    vLLM itself would take the share of the whole machine, less what this process holds for whatever reason.
+    """
+    config: Any = AutoConfig.from_pretrained(folder)
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    token_bytes = 2 * config.num_hidden_layers * kept * size * dtype.itemsize
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(NUM_WINDOWS * context * token_bytes, int(memory_frac * free_bytes))
 
 
 @contextmanager

@@ -155,7 +155,7 @@ def side(
             Experience(),
             context=CONTEXT,
             dtype=torch.float32,
-            memory_frac=0.04,
+            memory_frac=0.1,
         )
         running.append(engine)
         return Side(engine, Policies(plan, loaded, seed=3), tokens)

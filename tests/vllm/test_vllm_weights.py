@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from masflow.errors import RunError
+from masflow.models.vllm_core import VllmCore
+from masflow.spec.mapping import Lora
 
 TOLERANCE = 1e-4
 PROVEN = 1e-3
@@ -124,10 +127,5 @@ def test_one_adapter_moves_often_without_filling_up(side, ask):
 
 
 def test_an_adapter_too_large_for_vllm_is_refused_by_name():
-    from masflow.models.vllm_core import VllmCore
-    from masflow.spec.mapping import Lora
-
     with pytest.raises(RunError, match="up to rank 512, not 600"):
-        import torch
-
         VllmCore("x", context=8, dtype=torch.float32, memory_frac=0.1, lora=Lora(rank=600), num_adapters=1)
