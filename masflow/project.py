@@ -289,10 +289,18 @@ def read_bytes(path: Path, file: str) -> bytes:
 
 
 def find_documents(path: Path) -> Iterator[Path]:
-    """The YAML files below a folder and the Python files with an `@workflow`, sorted; a file is itself."""
+    """The YAML files below a folder and the Python files with an `@workflow`, sorted; a file is itself.
+
+    What belongs to Kubernetes or `ray up` is left out.
+    """
     if not path.is_dir():
         yield path
         return
     for file in sorted(p for p in path.rglob("*") if p.suffix in (".yaml", ".yml", ".py") and p.is_file()):
-        if file.suffix != ".py" or decorated(file):
+        if decorated(file) if file.suffix == ".py" else not _is_foreign(file):
             yield file
+
+
+def _is_foreign(file: Path) -> bool:
+    """Whether a YAML file is Kubernetes' or a cluster of `ray up`, told by the key that each must have."""
+    return re.search(rb"^(apiVersion|cluster_name):", file.read_bytes()[:MAX_BYTES], re.MULTILINE) is not None
