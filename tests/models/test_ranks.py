@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from masflow.errors import RunError
 from masflow.models.packs import trees_of
@@ -175,6 +176,50 @@ def _aside(folder: Path, case: str, tmp_path: Path) -> Path:
     if not link.exists():
         link.symlink_to(folder / "bases" / case)
     return tmp_path / "on" / case
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_optimizer_states_are_the_same_files_whatever_the_number_of_processes(
+    folder: Path, strategy: str, case: str
+) -> None:
+    saved, alone = folder / strategy / "rank0" / "saved" / case, folder / "alone" / "saved" / case
+    files = sorted(alone.glob("*.optimizer.pt")) + sorted(alone.glob("*.reference.safetensors"))
+    assert len(files) >= 2
+    for file in files:
+        wanted, found = _read(file), _read(saved / file.name)
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert type(found[name]) is torch.Tensor and found[name].shape == value.shape
+            assert torch.allclose(found[name], value, rtol=1e-4, atol=1e-6), name
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    states = torch.load(file, weights_only=True)
+    return {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_mapping__one_adapter_a_sub_agent__each_has_weights_and_moments_of_its_own(
+    folder: Path, strategy: str
+) -> None:
+    """Rows of FIELD_PROBLEMS, Mapping: the checkpoint keeps one adapter; adapters were never saved."""
+    saved = folder / strategy / "rank0" / "saved" / "lora"
+    parts = [
+        (_read(saved / f"m.{n}.safetensors"), _read(saved / f"m.{n}.optimizer.pt"))
+        for n in ("asker", "solver")
+    ]
+    for one, other in zip(*parts, strict=True):
+        assert one.keys() == other.keys() and not any(
+            torch.equal(one[n], other[n]) for n in one if "step" not in n
+        )
+    two = _found(folder, f"{strategy}/rank0", "lora")["weights"]
+    for name, (weights, _) in zip(("asker", "solver"), parts, strict=True):
+        mark = f".policy_{name}."
+        mine = {path.replace(mark, "."): w for path, w in two.items() if mark in path}
+        assert mine.keys() == weights.keys() and all(torch.equal(mine[n], w) for n, w in weights.items())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
