@@ -117,9 +117,7 @@ class VllmCore:
                 raise RunError(
                     f"vLLM holds adapters up to rank {RANKS[-1]}, not {lora.rank}", "lower lora.rank"
                 )
-            # One more than there are policies: while a new version is read in, the old one is still there.
             options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": num_adapters}
-            options["max_cpu_loras"] = num_adapters + 1
         with _vllm("can't load the model"):
             if not torch.cuda.is_available():
                 options["kv_cache_memory_bytes"] = _cache_bytes(folder, context, dtype, memory_frac)

@@ -89,3 +89,11 @@ def test_apart_a_worker_that_only_speaks_is_sent_what_another_trains(team, tmp_p
     plan = replace(plan, models=(replace(plan.models[0], place=placed),))
     train(plan, tmp_path / "run")
     assert all(f["delivery_gap"] < 1e-4 for r in trained(tmp_path / "run") for f in r["policies"].values())
+
+
+def test_on_ray_a_worker_with_vllm_is_sent_what_the_trainer_trains(team, tmp_path: Path):
+    on_ray = "runtime: {backend: ray, threads: 1, engine: {use: vllm, memory_frac: 0.1}}\n"
+    plan = team(("algorithm:", f"{on_ray}algorithm:"), ("steps: 4, tasks", "steps: 2, tasks"), (SHARED, LORA))
+    train(plan, tmp_path / "run")
+    found = [f for r in trained(tmp_path / "run") for f in r["policies"].values()]
+    assert found and all(facts["delivery_gap"] < 1e-4 for facts in found)
