@@ -68,7 +68,8 @@ assert not call("check", "lib:examples/quickstart.yaml", "lib:workflows/m_ask.ya
 assert not call("explain", "lib:quickstart", "--mapping", "lib:separate")
 assert not call("ls")
 assert not call("init", "project")
-documents = sorted(map(str, Path("project").rglob("*.yaml")))
+from masflow.project import find_documents
+documents = sorted(str(p) for p in find_documents(Path("project")) if p.suffix == ".yaml")
 others = [name for name in documents if "nq_rag" not in name]
 assert 0 < len(others) < len(documents)
 assert not call("check", *others)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from masflow.compiler import check
+from masflow.project import find_documents
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = """
@@ -71,7 +72,10 @@ def test_a_workflow_of_a_thousand_nodes_compiles_in_seconds(tmp_path):
 
 
 DOCUMENTS = [
-    p for f in ("workflows", "mappings", "runtime", "examples") for p in sorted((ROOT / f).rglob("*.yaml"))
+    p
+    for folder in ("workflows", "mappings", "runtime", "examples")
+    for p in find_documents(ROOT / folder)
+    if p.suffix == ".yaml"
 ]
 
 

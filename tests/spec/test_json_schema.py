@@ -13,7 +13,12 @@ from masflow.spec.yaml import read_yaml
 schema = functools.cache(schema_of)
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"workflow": "workflows", "mapping": "mappings", "runtime": "runtime", "experiment": "examples"}
-SHIPPED = [(kind, p) for kind, folder in FOLDERS.items() for p in sorted((ROOT / folder).rglob("*.yaml"))]
+SHIPPED = [
+    (kind, p)
+    for kind, folder in FOLDERS.items()
+    for p in find_documents(ROOT / folder)
+    if p.suffix == ".yaml"
+]
 REFUSED = {
     "workflow": "unknown_key unknown_role_key agents_for_roles missing_edges wrong_type_of_number "
     "out_of_bounds unknown_credit node_without_kind unknown_reply two_reply_formats node_is_a_word "
