@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 
+from masflow.compiler.calls import call_problems
 from masflow.compiler.documents import Doc
 from masflow.compiler.flow import flow_problems
 from masflow.compiler.graph import Graph
@@ -38,6 +39,7 @@ def verify_graphs(
         graph = graphs[key]
         if graph.program is not None:
             yield from program_problems(graph)
+            yield from call_problems(graph)
             yield from signature_problems(graph, graphs)
             yield from reward_problems(graph, graphs, None)
             yield from check_program_names(graph, graphs, (docs or {}).get(key))

@@ -255,6 +255,42 @@ def test_a_role_cant_fill_in_a_hidden_field_of_a_workflow_that_it_calls(tmp_path
     assert "'gold'" in problem.message and problem.line == 12
 
 
+CALLS = [
+    ("await agents.leed()", "unknown-role", "unknown role 'leed'", "write 'lead'"),
+    ('await ctx.tool("lokup", query="x")', "unknown-tool", "unknown tool 'lokup'", "write 'lookup'"),
+    ('await ctx.run("other")', "unknown-workflow", "unknown workflow 'other'", "use a known workflow"),
+    (
+        'await agents.scout(topik="x")',
+        "warn-unread-value",
+        "no prompt of role 'scout' reads 'topik'",
+        "'topic'",
+    ),
+    ('await agents.scout(key="x")', "warn-missing-value", "prints 'topic'", "agents.scout(topic=…)"),
+    ('await agents.lead(prompt="about {{ it }}")', "warn-missing-value", "prints 'it'", "it=…"),
+]
+
+
+@pytest.mark.parametrize(("call", "code", "message", "fix"), CALLS, ids=[case[0] for case in CALLS])
+def test_a_call_that_is_written_out_is_checked_at_its_line(tmp_path, call, code, message, fix):
+    path = written(tmp_path, ("    return (await agents.lead()).why", f"    {call}\n    return 'no'"))
+    [problem] = [p for p in check(path) if p.code == code]
+    assert problem.line == line_of(path, call)
+    assert message in problem.message and fix in problem.fix
+
+
+def test_calls_with_other_values_or_in_other_ways_are_left_to_the_episode(tmp_path):
+    calls = """
+    more = {"topic": "x"}
+    await agents.scout(**more)
+    one = agents.scout
+    await one(topic="x", key="k")
+    name = "lead"
+    await agents[name](prompt=name + "{{ question }}")
+    await agents.scout(topic="y", key="z", prompt="say {{ topic }}{% if more %}{{ more }}{% endif %}")
+    return (await agents.lead()).why"""
+    assert check(written(tmp_path, ("    return (await agents.lead()).why", calls))) == []
+
+
 def test_every_workflow_of_a_python_file_is_checked(tmp_path):
     text = GOOD.replace("judge {{ question }}", "judge {{ answers }}")
     more = GOOD[GOOD.index("@workflow(") :].replace("def research", "def second")

@@ -536,10 +536,10 @@ def test_a_limit_ends_the_episode(programmed, limits, body, turns, detail, monke
     ("body", "outcome", "detail"),
     [
         ('x = {}\nx["k"]', "tool_error", "main.py:7: KeyError: 'k'"),
-        ('await agents.c(what="x")', "tool_error", "main.py:6: no role 'c'; known: a, b"),
+        ('await agents["c"](what="x")', "tool_error", "main.py:6: no role 'c'; known: a, b"),
         ('await agents.a[0](what="x")', "tool_error", "role 'a' is one voice, without members"),
-        ('await ctx.tool("wikki", n=1)', "tool_error", "main.py:6: no tool 'wikki'; known: double"),
-        ('await ctx.run("other")', "tool_error", "no workflow 'other'; known: none"),
+        ('await ctx.tool("wik" + "ki", n=1)', "tool_error", "main.py:6: no tool 'wikki'; known: double"),
+        ('await ctx.run("oth" + "er")', "tool_error", "no workflow 'other'; known: none"),
         ("await agents.a()", "tool_error", "the call gives no 'what': write agents.a(what=…)"),
         ("await agents.a(what={1, 2})", "tool_error", "main.py:6: a value must be plain data"),
         ('await agents.a(what="x", key=1.5)', "tool_error", "a key is text or a whole number"),
@@ -585,7 +585,7 @@ def test_what_the_function_does_wrong_ends_the_episode_with_its_place(programmed
 def test_a_misuse_ends_the_episode_even_where_the_function_catches_it(programmed):
     one = run(programmed(team("""
         try:
-            await agents.nobody()
+            await agents["nobody"]()
         except Exception:
             await agents.a(what="on")
     """)))  # fmt: skip
