@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from masflow.project import KINDS, load
+from masflow.project import KINDS, find_documents, load
 from masflow.spec import schema as schema_of
 from masflow.spec.yaml import read_yaml
 
