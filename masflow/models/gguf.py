@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -119,8 +120,7 @@ def add_model(source: Source, folder: Path) -> Added:
     facts: dict[str, Any] = {"origin": source.origin, "file": source.file.name, "sha256": _hash(source.file)}
     if folder.exists():
         return Added(folder, False, _same_model(folder, facts))
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     try:
         with boundary(str(folder)) as caught:
             partial.mkdir(parents=True)
@@ -130,6 +130,8 @@ def add_model(source: Source, folder: Path) -> Added:
             partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    if caught.error and folder.exists():  # somebody else was faster
+        return Added(folder, False, _same_model(folder, facts))
     if caught.error:
         fix = "check that the file is complete, and that the disk has room"
         raise RunError(f"can't convert the model: {caught.error}", fix)

@@ -111,7 +111,13 @@ def _index(
     path: str, stamp: tuple[int, int], fields: tuple[str, str, str | None], k1: float, b: float
 ) -> Index:
     text_field, id_field, title_field = fields
-    return Index(read_corpus(Path(path), text_field, id_field), k1, b, title_field)
+    passages = read_corpus(Path(path), text_field, id_field)
+    if title_field and not any(title_field in passage for passage in passages):
+        known = ", ".join(passages[0])
+        message = f"no passage has a '{title_field}'; the first one has {known}"
+        fix = "name a field of the passages as title_field, or leave it out"
+        raise SpecError(Problem.at(Where(path), "bad-corpus-field", message, fix))
+    return Index(passages, k1, b, title_field)
 
 
 def read_corpus(path: Path, text_field: str = "text", id_field: str = "id") -> list[dict[str, Any]]:

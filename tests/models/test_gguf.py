@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
+from masflow.cli import app
 from masflow.compiler.bases import resolve_base
 from masflow.errors import RunError, SpecError
 from masflow.models.gguf import add_model, default_folder, find_source
@@ -159,6 +161,20 @@ def test_it_is_made_once_and_another_model_is_never_overwritten(file, tmp_path):
     (tmp_path / "notes").mkdir()
     with pytest.raises(SpecError, match="something else stands there"):
         add_model(source, tmp_path / "notes")
+
+
+def test_the_command_puts_it_into_the_project_s_models(package, tmp_path, monkeypatch):
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    done = CliRunner().invoke(app, ["model", "add", package, "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["made"]) == (0, True)
+    assert told["folder"] == str(tmp_path / "models" / "Tiny-Llama-2L")
+    again = CliRunner().invoke(app, ["model", "add", package])
+    assert again.exit_code == 0 and "already there" in again.stdout
+    base, digest = resolve_base("models/Tiny-Llama-2L", Source("here.yaml"), ("base",), None, tmp_path)
+    assert base == told["folder"] and digest
 
 
 def test_a_broken_file_leaves_nothing_behind(file, tmp_path):

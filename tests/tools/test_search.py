@@ -72,6 +72,21 @@ def test_text_is_the_passages_one_a_line_and_other_fields_are_kept(tmp_path):
     assert found["passages"][0] == {"id": "7", "text": "red fox", "title": "Fox"}
 
 
+def test_a_title_is_searched_with_its_text_and_stays_out_of_it(tmp_path):
+    path = tmp_path / "titled.jsonl"
+    rows = [
+        {"id": "a", "title": "Warsaw", "text": "the capital on the vistula"},
+        {"id": "b", "title": "Poland", "text": "a country"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain, titled = (make({"corpus": str(path), **more}) for more in ({}, {"title_field": "title"}))
+    assert plain("warsaw")["ids"] == []
+    assert titled("warsaw")["ids"] == ["a"] and titled("vistula")["ids"] == ["a"]
+    assert titled("warsaw")["text"] == "the capital on the vistula"
+    with pytest.raises(SpecError, match="no passage has a 'headline'; the first one has id, text, title"):
+        make({"corpus": str(path), "title_field": "headline"})
+
+
 def test_a_gzipped_corpus_gives_the_same(tmp_path):
     path = tmp_path / "corpus.jsonl.gz"
     with gzip.open(path, "wt", encoding="utf-8") as file:
