@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from masflow.compiler.plan import ModelIR
 from masflow.errors import RunError, boundary, closest
 from masflow.models.cache import window_of
-from masflow.models.precision import dtype_of, four_bits
+from masflow.models.precision import dtype_of, four_bits, hold_in
 from masflow.models.wordpiece import make_wordpiece
 from masflow.spec.mapping import ConfigBase
 
@@ -77,7 +77,7 @@ def load_base(model: ModelIR, run_dir: Path, seed: int, device: torch.device | N
         raise RunError(f"{message}, and the model {rows}", "use the tokenizer that the model was made with")
     if model.quantize is None:
         size = sum(p.numel() for p in loaded.parameters())
-        loaded = loaded.to(device=device, dtype=dtype_of(model.dtype, model.train, size, device.type))
+        loaded = hold_in(loaded.to(device), dtype_of(model.dtype, model.train, size, device.type))
     loaded.eval().requires_grad_(False)
     return Base(loaded, tokenizer, made, _context(model, loaded.config), _stop_ids(tokenizer, loaded))
 

@@ -22,6 +22,7 @@ from masflow.errors import RunError, boundary
 from masflow.models import saving
 from masflow.models.bases import load_base
 from masflow.models.policies import BACKBONE, KEPT, Policies
+from masflow.models.precision import hold_in
 from masflow.models.tokens import ChatTokens
 
 __all__ = ["Source", "plain_template", "write_adapter", "write_backbone", "write_full", "write_merged"]
@@ -145,7 +146,7 @@ def _open(source: Source, policy: PolicyIR | None = None) -> Policies:
 
 
 def _write_model(opened: Policies, dtype: torch.dtype | None, folder: Path) -> None:
-    model = opened.base.model if dtype is None else opened.base.model.to(dtype)
+    model = opened.base.model if dtype is None else hold_in(opened.base.model, dtype)
     with _writing(folder):
         model.save_pretrained(folder)
         _tokenizer(opened).save_pretrained(folder)

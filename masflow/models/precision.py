@@ -12,7 +12,7 @@ import torch
 
 from masflow.errors import RunError
 
-__all__ = ["SMALL", "dtype_of", "four_bits"]
+__all__ = ["SMALL", "dtype_of", "four_bits", "hold_in"]
 
 SMALL = 5_000_000
 """Parameters below which half precision loses more than it gains (measured)."""
@@ -35,6 +35,14 @@ def dtype_of(asked: str, train: str, num_parameters: int, device_type: str) -> t
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[asked]
     is_kept = train != "full" and num_parameters >= SMALL and device_type != "cpu"
     return torch.bfloat16 if is_kept else torch.float32
+
+
+def hold_in(model: Any, dtype: torch.dtype) -> Any:
+    """The model, its weights in another type. Its buffers keep theirs: with rounded rotary frequencies it
+    would be another model than the one that other programs load from the same files."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def four_bits(model: str, device: torch.device) -> dict[str, Any]:

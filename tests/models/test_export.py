@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from masflow.compiler.plan import ModelIR, PolicyIR
 from masflow.models import export
@@ -65,18 +66,19 @@ def _model(base: Any, train: str, names: tuple[str, ...] = ("asker", "judge")) -
     return ModelIR("m", base, "hash", train, policies, Lora(rank=3, alpha=6))  # type: ignore[arg-type]
 
 
-def _trained(model: ModelIR, root: Path) -> tuple[Policies, export.Source]:
+def _trained(model: ModelIR, root: Path, moves_backbone: bool = True) -> tuple[Policies, export.Source]:
     """A checkpoint of a model all of whose weights have moved."""
     policies = Policies(model, load_base(model, root, 0, torch.device("cpu")), 0)
     generator = torch.Generator().manual_seed(1)
     learners = list(policies.learners.values())
-    if policies.has_adapters:
+    if policies.has_adapters and moves_backbone:
         with policies.learning_backbone():
             learners.append(policies.backbone)
     for learner in learners:
         for parameter in learner.parameters.values():
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-    (root / "saved").mkdir()
+            noise = 0.05 * torch.randn(parameter.shape, generator=generator)
+            parameter.data += noise.to(parameter.dtype)
+    (root / "saved").mkdir(parents=True)
     policies.save(root / "saved")
     return policies, export.Source(model, root, 0, root / "saved")
 
@@ -115,7 +117,26 @@ def cases(config_base: Callable[..., Any], tmp_path_factory: pytest.TempPathFact
         found[name] = Case(logits, prompt, place / "to", place / "under")
         export.write_merged(source, last, place / "merged")
         found[f"{name} merged"] = Case(logits, prompt, place / "merged")
-    return found
+    return found | _on_a_folder(found["full"].folder, root / "folder") | _in_half_precision(config_base, root)
+
+
+def _on_a_folder(base: Path, root: Path) -> dict[str, Case]:
+    """An adapter on a base that others have too."""
+    policies, source = _trained(_model(str(base), "lora"), root, moves_backbone=False)
+    assert not source.is_moved
+    last = policies.model.policies[-1]
+    logits, prompt = _said(policies, last.name)
+    export.write_adapter(source, last, str(base), root / "to")
+    return {"adapter on a folder": Case(logits, prompt, root / "to", base)}
+
+
+def _in_half_precision(config_base: Callable[..., Any], root: Path) -> dict[str, Case]:
+    model = replace(_model(config_base("llama"), "full"), dtype="bfloat16")
+    policies, source = _trained(model, root / "half")
+    logits, prompt = _said(policies, "m")
+    export.write_full(source, policies.model.policies[0], root / "half/to")
+    assert {w.dtype for w in load_file(root / "half/to/model.safetensors").values()} == {torch.bfloat16}
+    return {"half precision full": Case(logits, prompt, root / "half/to")}
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +180,12 @@ def test_mapping__adapters_were_never_saved__an_adapter_is_a_peft_folder_on_its_
     assert config["base_model_name_or_path"] == str(cases["conv1d adapter"].base)
     assert config["r"] == 3 and config["lora_alpha"] == 6 and config["fan_in_fan_out"]
     assert config["target_modules"] == ["c_attn", "c_fc", "c_proj"]
+
+
+def test_an_adapter_on_a_base_that_others_have_names_it(cases: dict[str, Case]):
+    case = cases["adapter on a folder"]
+    config = json.loads((case.folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(case.base)
 
 
 def test_a_checkpoint_of_another_mapping_is_refused(config_base: Callable[..., Any], tmp_path: Path):

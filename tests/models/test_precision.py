@@ -107,3 +107,16 @@ def test_adapters_learn_on_four_bits(folder: str, tmp_path: Path) -> None:
             losses.append(trainer.supervise(learner, rows, model.policies[0].optimizer, step, 12)["loss"])
     assert losses[-1] < losses[0] - 0.2
     assert all(torch.equal(frozen[n], p) for n, p in base.model.named_parameters() if n in frozen)
+
+
+def test_in_half_precision_positions_are_encoded_as_the_library_does(folder: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ours = load_base(_model(folder, dtype="bfloat16"), tmp_path, 0, torch.device("cpu")).model
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    frequencies = dict(theirs.named_buffers())
+    assert any("inv_freq" in name for name in frequencies)
+    assert all(torch.equal(buffer, frequencies[name]) for name, buffer in ours.named_buffers())
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        assert torch.equal(ours(input_ids=ids).logits, theirs(input_ids=ids).logits)

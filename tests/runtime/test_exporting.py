@@ -116,6 +116,17 @@ def test_what_can_not_be_exported_is_said(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_role_that_a_server_plays_has_nothing_to_export(runs: Path, tmp_path: Path):
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served/checkpoints").symlink_to(runs / "partly/checkpoints")
+    plan = json.loads((runs / "partly/plan.json").read_text())
+    plan["models"][1] |= {"endpoint": {"url": "http://localhost:8000/v1"}, "served": "big", "base": None}
+    (tmp_path / "served/plan.json").write_text(json.dumps(plan))
+    with pytest.raises(RunError, match=r"role 'echoer' is played by the server http://localhost:8000/v1"):
+        export(str(tmp_path / "served"), tmp_path / "to", role="echoer")
+    assert [f["roles"] for f in export(str(tmp_path / "served"), tmp_path / "to")["folders"]] == [["caller"]]
+
+
 def test_a_folder_that_holds_something_is_left_alone(runs: Path, tmp_path: Path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(RunError, match="isn't an empty folder"):
