@@ -109,9 +109,11 @@ class Program:
 
     def is_alone(self) -> bool:
         """Whether at most one call is under way, nothing inside it side by side."""
+        from masflow.runtime.player import is_alone
+
         inner = [call.sub for call in self.calls if isinstance(call, WorkflowCall) and call.sub is not None]
         inner += [call.item.sub for call in self.calls if isinstance(call, AgentCall) and call.item.sub]
-        return len(self.calls) <= 1 and all(p.program is None or p.program.is_alone() for p in inner)
+        return len(self.calls) <= 1 and all(is_alone(play) for play in inner)
 
     def _end(self, main: Task) -> None:
         thread = self.play.thread

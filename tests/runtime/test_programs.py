@@ -592,6 +592,89 @@ def test_a_misuse_ends_the_episode_even_where_the_function_catches_it(programmed
     assert one.outcome == "tool_error" and "no role 'nobody'" in one.detail
 
 
+# any function
+
+
+ANY = """
+    from zlib import crc32
+
+    async def go(node, heard):
+        kind, *inner = node
+        if kind == "seq":
+            for one in inner:
+                heard = await go(one, heard)
+            return heard
+        if kind == "par":
+            return str(crc32("".join(await gather(*[go(one, heard) for one in inner])).encode()))
+        if kind == "tool":
+            return str(await ctx.tool("double", n=len(heard))) + heard
+        if kind == "run":
+            return (await ctx.run("dig", topic=heard, gold="")).found[-6:]
+        asked = agents[kind](what=heard + str(len(heard)))
+        return (await asked).text[-8:]
+
+    early = agents.b(what="early", key="early")
+    heard = await go(task.tree, "0")
+    return {"all": heard + (await early).text}
+"""
+LEAVES = st.sampled_from([["a"], ["b"], ["tool"], ["run"]])
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.builds(
+        lambda kind, parts: [kind, *parts],
+        st.sampled_from(["seq", "par"]),
+        st.lists(inner, min_size=1, max_size=3),
+    ),
+    max_leaves=9,
+)
+
+
+@pytest.fixture
+def anything(programmed: Programmed) -> Plan:
+    more = {"task": '{"tree": "any"}', "tools": '{"double": "fns.py:double"}'}
+    source = team(ANY, workflows='{"dig": "inner.py:dig"}', **more)
+    return programmed(source, {"fns.py": TOOLS, "inner.py": INNER})
+
+
+def seen(trajectory: Trajectory) -> list[Any]:
+    return [(t.path, t.text, t.superstep, t.messages[-1].content, t.outcome) for t in trajectory.turns] + [
+        (e.path, e.args, e.value, e.superstep) for e in trajectory.effects
+    ]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=TREES, order=st.randoms(use_true_random=False), at=st.integers(0, 99), saved=st.booleans())
+def test_any_function_is_the_same_whatever_arrives_first_and_forks_as_it_happened(
+    anything, tree, order, at, saved
+):
+    player, task = Player(anything), {"tree": tree}
+    expected = run(anything, lambda r: Reply("", told(r), reply_tokens=1), task)
+    assert expected.outcome == "ok", expected.detail
+    state, waiting = player.start(task, KEY), []
+    while not player.finished(state):
+        if saved and order.random() < 0.3:
+            state, waiting = EpisodeState.from_json(state.to_json()), []
+        waiting += player.advance(state)
+        if waiting:
+            one = waiting.pop(order.randrange(len(waiting)))
+            player.deliver(state, Reply(one.turn_id, told(one), reply_tokens=1))
+    original = player.trajectory(state)
+    assert original == expected and original.predecessors == expected.predecessors
+    chosen = original.turns[at % len(original.turns)]
+    fork = player.fork(state, chosen.id, (path_json(chosen.path), 1, 0))
+    again = play(
+        player, [fork], ScriptedEngine({"*": lambda r: Reply("", told(r), reply_tokens=1)}).generate
+    )[0]
+    assert seen(again) == seen(original) and again.output == original.output
+    after = {chosen.id}
+    for turn in original.turns:
+        if after.intersection(original.predecessors[turn.id]):
+            after.add(turn.id)
+    assert {t.id for t in again.turns} & {t.id for t in original.turns} == {
+        t.id for t in original.turns
+    } - after
+
+
 # other workflows inside
 
 
