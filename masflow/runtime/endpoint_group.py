@@ -74,7 +74,7 @@ class EndpointGroup:
         """Raises RunError: the weights are elsewhere."""
         raise RunError(f"policy '{policy}' is behind an endpoint and can't learn", "leave it frozen")
 
-    supervise_base = update = begin_update = finish_update = supervise
+    begin_supervise = finish_supervise = update = begin_update = finish_update = supervise
 
     def versions(self) -> dict[str, int]:
         """Nothing is ever published: 0."""

@@ -135,6 +135,9 @@ class Hub:
         here.enter()
         self._post = Post(mailbox)
 
+    def ready(self) -> None:
+        """Answers once it is there."""
+
     def train(
         self, plan: Plan, out: Path, resume: bool, only_warm_start: bool, experiment_text: str
     ) -> dict[str, Any]:
@@ -182,6 +185,8 @@ def train(
         try:
             mailbox = backend.spawn("mailbox", Mailbox, ask=Ask(here=True))
             hub = backend.spawn("controller", Hub, mailbox, Here.now(), ask=Ask(here=True, threads=1))
+            for begun in (mailbox.call("take", False), hub.call("ready")):
+                begun.get(plan.runtime.start_timeout_s)
             return _watch(backend, mailbox, hub, (plan, out.absolute(), resume), options, on_event, stop)
         finally:
             backend.close()

@@ -75,7 +75,6 @@ class ModelGroup:
         self._plan, self._run_dir, self._worker = plan, run_dir, worker
         self._backend = backend or LocalBackend()
         self._asks = dict(placement.asks_of(model, plan.runtime))
-        self._base_moved = False
         self._unproven: set[str] = set()
         self._counts = [0, 0, 0]
         self._deaths: dict[int, int] = {}
@@ -255,20 +254,27 @@ class ModelGroup:
         Raises:
             RunError: a frozen or unknown policy, unknown turns, a non-finite value, a failed delivery.
         """
+        return self.finish_supervise(self.begin_supervise(policy, turn_ids, optimizer, step, num_steps))
+
+    def begin_supervise(
+        self, policy: str, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
+    ) -> list[Pending[dict[str, float]]]:
+        """Set all ranks to work; `finish_supervise` waits for them, so that several models learn at once."""
         made = self.model.base is not None and not isinstance(self.model.base, str)
         if self.model.train == "lora" and made and policy == self.model.name:
-            return self.supervise_base(turn_ids, optimizer, step, num_steps)
-        metrics = self._all(self.learners, "supervise", policy, turn_ids, optimizer, step, num_steps)[0]
+            self._unproven.update(p.name for p in self.model.policies)
+            return [
+                actor.call("supervise_base", turn_ids, optimizer, step, num_steps) for actor in self.learners
+            ]
+        begun = [
+            actor.call("supervise", policy, turn_ids, optimizer, step, num_steps) for actor in self.learners
+        ]
         self._unproven.add(policy)
-        return metrics
+        return begun
 
-    def supervise_base(
-        self, turn_ids: Sequence[str], optimizer: Optimizer, step: int, num_steps: int
-    ) -> dict[str, float]:
-        """One step of the whole backbone, adapters off: the shared start of adapters on a made base."""
-        self._unproven.update(p.name for p in self.model.policies)
-        self._base_moved = True
-        return self._all(self.learners, "supervise_base", turn_ids, optimizer, step, num_steps)[0]
+    def finish_supervise(self, begun: Sequence[Pending[dict[str, float]]]) -> dict[str, float]:
+        """Metrics of a supervised step."""
+        return self._by_rank(begun)[0]
 
     def update(
         self, policy: str, rows: Sequence[TrainItem], loss: LossSpec, step: int, num_steps: int

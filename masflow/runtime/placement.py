@@ -51,7 +51,7 @@ def asks_of(model: ModelIR, runtime: Runtime) -> Iterator[tuple[str, Ask]]:
     """(actor's name, what it takes) of all processes of a model, its store first."""
     layout, place = layout_of(model, runtime), model.place
     shares = runtime.address is None
-    yield f"{model.name}/store", Ask(threads=1)
+    yield f"{model.name}/store", Ask(threads=1, here=True)
     rollout, trainer = place.rollout, place.trainer
     if layout.colocated:
         gpus = max(rollout.gpus, trainer.gpus if layout.num_trainers else 0.0)

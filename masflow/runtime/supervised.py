@@ -143,11 +143,13 @@ def warm_start(
         )
     _add_rows(plan, team, turns)
     for step in range(first, spec.steps):
-        metrics: dict[str, Any] = {}
-        for lesson in plans:
+        begun: list[tuple[str, Any, Any]] = []
+        for lesson in plans:  # different models learn at once
             ids = batch_of(lesson, step, spec.batch, plan.train.seed)
             group = team.groups[lesson.model]
-            metrics[lesson.policy] = group.supervise(lesson.policy, ids, spec.optimizer, step, spec.steps)
+            call = group.begin_supervise(lesson.policy, ids, spec.optimizer, step, spec.steps)
+            begun.append((lesson.policy, group, call))
+        metrics: dict[str, Any] = {policy: group.finish_supervise(call) for policy, group, call in begun}
         on_step(step + 1, metrics)
 
 
