@@ -126,7 +126,9 @@ def _line(path: Path, old: Any, new: Any) -> str:
         return f"{whole}: only {'in this plan' if old == ABSENT else 'in the run'}"
     last = rest[-1]
     if last == "init_hash":
-        return f"the weights that {_bare(path)} starts from"
+        return (
+            f"the weights that {_bare(path)} starts from; RUN@step names them while the earlier run goes on"
+        )
     if last == "arrows":
         return f"edges out of {whole}: {_targets(old)} -> {_targets(new)}"
     if last == "base_hash":

@@ -56,7 +56,10 @@ def test_one_policy_is_the_folder_itself_with_the_weights_of_the_step(runs: Path
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks transformers
-def test_adapters_are_folders_beside_what_they_stand_on(runs: Path, tmp_path: Path):
+def test_mapping__one_adapter_a_sub_agent_and_the_checkpoint_keeps_one__each_is_a_folder_with_its_base(
+    runs: Path, tmp_path: Path
+):
+    """Row of FIELD_PROBLEMS, Mapping: one adapter a sub-agent: the checkpoint keeps one."""
     found = export(str(runs / "adapters"), tmp_path / "to")
     kinds = {Path(one["path"]).name: one["kind"] for one in found["folders"]}
     assert kinds == {"policy.caller": "adapter", "policy.echoer": "adapter", "policy": "backbone"}
