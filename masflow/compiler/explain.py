@@ -287,7 +287,9 @@ def _runtime_lines(plan: Plan) -> Iterator[str]:
     for model in plan.models if runtime.backend == "ray" else ():
         if model.endpoint is None:
             yield f"{model.name}: {_place_text(model)}"
-    yield f"engine {runtime.engine.use}: at most {runtime.engine.max_batch_tokens} tokens decoded together"
+    engine, limit = runtime.engine, f"at most {runtime.engine.max_batch_tokens} tokens decoded together"
+    taken = f"takes {engine.memory_frac:.0%} of a device's memory, batches as requests come and go"
+    yield f"engine {engine.use}: {taken if engine.use == 'vllm' else limit}"
     why = "one process plays, then trains" if runtime.pipeline == "auto" else "as asked for"
     yield f"pipeline sync: {why}; staleness 0"
 

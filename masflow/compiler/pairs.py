@@ -75,8 +75,14 @@ def _people_problems(graph: Graph) -> Iterator[Problem]:
 def _engine_problems(plan: Plan, where: Where) -> Iterator[Problem]:
     """An engine that isn't installed; on a cluster it has to be on the workers, not here."""
     here = plan.runtime.backend == "local"
-    if not any(m.endpoint is None and _engine(m, plan) == "vllm" for m in plan.models):
+    own = [m for m in plan.models if m.endpoint is None and _engine(m, plan) == "vllm"]
+    if not own:
         return
+    for model in own:
+        if model.quantize is not None and model.train != "frozen":
+            message = f"model '{model.name}' trains over weights in 4 bits, and vllm speaks with whole ones"
+            fix = "remove 'quantize', or choose 'engine: transformers'"
+            yield Problem.at(model.where, "bad-quantize", message, fix)
     if find_spec("vllm") is None:
         code = "engine-not-installed" if here else "warn-engine-not-installed"
         message = "the engine vllm isn't installed" + ("" if here else " here; the workers need it")

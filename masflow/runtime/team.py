@@ -141,6 +141,12 @@ class Team:
         counts = [group.traffic() for group in self.groups.values()]
         return Traffic(*(sum(column) for column in zip(*counts, strict=True)), hub_bytes=self._hub_bytes)
 
+    def usage(self, before: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, dict[str, int]]:
+        """Of each model behind an endpoint: replies, errors, tries and tokens; since `before`, or in all."""
+        served = {n: g.usage() for n, g in self.groups.items() if isinstance(g, EndpointGroup)}
+        old = before or {}
+        return {n: {k: v - old.get(n, {}).get(k, 0) for k, v in now.items()} for n, now in served.items()}
+
     def trained(self) -> list[PolicyIR]:
         return [policy for policy in self.policies if policy.train]
 

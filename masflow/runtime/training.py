@@ -52,6 +52,8 @@ class Work:
     """Policy → metrics of its update."""
     traffic: dict[str, float] = field(default_factory=dict)
     """Of this step: `concurrency`, `forked_rows`, `hub_bytes`."""
+    served: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Model behind an endpoint → what was asked of it in this step, judges' questions included."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     def advantages(self) -> dict[str, float]:
@@ -137,12 +139,13 @@ def run_stages(work: Work, on_stage: Callable[[Work, str], None]) -> None:
     Args:
         on_stage: called after each stage with its name.
     """
-    before = work.team.traffic()
+    before, used = work.team.traffic(), work.team.usage()
     for stage in work.plan.stages:
         began = time.perf_counter()
         operator(stage)(work, stage.options)
         work.seconds[stage.name] = time.perf_counter() - began
         work.traffic = work.team.traffic().since(before)
+        work.served = work.team.usage(used)
         on_stage(work, stage.name)
 
 
@@ -164,6 +167,7 @@ def step_record(work: Work) -> dict[str, Any]:
         "batch": dict(work.batch.stats),
         "policies": work.policies,
         "tokens": tokens,
+        **({"served": work.served} if work.served else {}),
         **work.traffic,
         "time": {
             **{f"{name}_s": round(seconds, 4) for name, seconds in work.seconds.items()},

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.errors import RunError
 from masflow.models.engine import Request
@@ -41,6 +43,10 @@ class VllmWorker(Worker):
         super().__init__(model, plan, run_dir, store, part)
         if not part.speaks:
             return
+        dtype = self.base.model.dtype
+        if not part.learns and torch.cuda.is_available():
+            self.base.model.to("cpu")  # the device is vLLM's
+            torch.cuda.empty_cache()
         spec = model.place.rollout.engine or plan.runtime.engine
         self.engine = VllmEngine(
             model,
@@ -48,7 +54,7 @@ class VllmWorker(Worker):
             self.tokens,
             self.experience,
             context=self.base.context,
-            dtype=self.base.model.dtype,
+            dtype=dtype,
             memory_frac=spec.memory_frac,
         )
         for policy in model.policies:

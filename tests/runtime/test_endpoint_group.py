@@ -59,6 +59,9 @@ def test_a_role_learns_beside_one_that_a_server_plays_and_the_key_is_nowhere(
     assert {"caller", "echoer"} == set(records[0]["roles"])
     assert set().union(*(r["policies"] for r in records)) == {"own"}
     assert records[0]["roles"]["echoer"]["reply_tokens"] == 1.0
+    for used in (record["served"]["big"] for record in records):
+        assert used.pop("prompt_tokens") >= 2 * 12  # 3 tasks x 4 samples of at least two words
+        assert used == {"replies": 12, "errors": 0, "reply_tokens": 12, "tries": 12}
     assert set(chat_server.keys) == {f"Bearer {KEY}"}
     told = capfd.readouterr()
     assert "big: echo-1 at http://127.0.0.1" in told.err
@@ -66,6 +69,17 @@ def test_a_role_learns_beside_one_that_a_server_plays_and_the_key_is_nowhere(
     files = [f for f in out.rglob("*") if f.is_file()]
     assert any(f.name == "trace.sqlite" for f in files) and any(f.name == "plan.json" for f in files)
     assert not [f for f in files if KEY.encode() in f.read_bytes()]
+
+
+def test_requests_go_to_the_server_as_they_come(served, chat_server, tmp_path: Path):
+    """Without barriers; the server's replies come back in any order."""
+    plan = compile_experiment(
+        served(("algorithm:", "runtime: {deterministic: false, threads: 1}\nalgorithm:"))
+    )
+    assert train(plan, tmp_path / "run")["steps"] == 4
+    records = [r for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
+    assert [r["outcomes"] for r in records] == [{"ok": 12}] * 4
+    assert [r["served"]["big"]["replies"] for r in records] == [12] * 4
 
 
 def test_its_turns_are_in_the_trace_and_its_usage_is_counted(served, chat_server, tmp_path: Path):
