@@ -405,6 +405,7 @@ class Trainer:
         self, learner: Learner, optimizer: torch.optim.AdamW, spec: Optimizer, rows: Sequence[Row], step: int
     ) -> float:
         """Clip, check, step, forget the gradients; the norm before clipping."""
+        assert any(p.grad is not None for p in learner.parameters.values()), "Policies.rebind was forgotten"
         norm = float(gathered(nn.utils.clip_grad_norm_(learner.parameters.values(), spec.max_grad_norm)))
         if not math.isfinite(norm):
             self._stop(f"gradient norm {norm}", [row.turn_id for row in rows], rows, learner, step)
