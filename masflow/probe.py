@@ -44,10 +44,13 @@ def load_module(name: str, root: str) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[own] = module
     whole = False
+    sys.path.insert(0, root)  # what it imports may stand there
     try:
         spec.loader.exec_module(module)
         whole = True
     finally:
+        if root in sys.path:
+            sys.path.remove(root)
         if not whole:
             del sys.modules[own]
     return module
@@ -90,6 +93,7 @@ def describe(ref: str, root: str) -> dict[str, Any]:
         declared = getattr(function, "__masflow_workflow__", None)
         if declared is not None:
             found["program"] = declared()
+            found["hash"] = _hash_with_imports(module, root)
         return found
     return {"error": f"can't be looked at: {caught.error}", "code": "import-fails", "fix": f"mend {name}"}
 
@@ -102,6 +106,18 @@ def _place(detail: str, name: str) -> str:
 def _hash(module: types.ModuleType) -> str:
     file = getattr(module, "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else ""
+
+
+def _hash_with_imports(module: types.ModuleType, root: str) -> str:
+    """As `_hash`, with the project's own files that the module has imported, at any depth."""
+    inside = Path(root).resolve()
+    files = {Path(f).resolve() for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
+    own = {f for f in files if f.suffix == ".py" and f.is_relative_to(inside)}
+    library = Path(__file__).resolve().parent
+    own = {f for f in own if not f.is_relative_to(library) and "site-packages" not in f.parts}
+    own.discard(Path(str(module.__file__)).resolve())
+    parts = [_hash(module), *sorted(hashlib.sha256(f.read_bytes()).hexdigest() for f in own)]
+    return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def _signature(function: Callable[..., Any]) -> dict[str, Any]:

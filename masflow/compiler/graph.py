@@ -113,6 +113,7 @@ class ProgramIR:
     """The async function that plays a workflow instead of edges; the graph's nodes are what it may call."""
 
     function: FunctionIR
+    """Its hash covers its file and the project's files that this one imports when it is imported."""
     timeout_s: float = 30.0
     """Of the function's own code between two awaits."""
 

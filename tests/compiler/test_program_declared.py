@@ -104,6 +104,26 @@ def test_what_the_decorator_declares_is_a_workflow(tmp_path):
     assert graph.rewards[0].function is not None and graph.rewards[0].function.params == ("said", "answers")
 
 
+def test_the_digest_follows_what_the_functions_file_imports_from_the_project(tmp_path):
+    digests = []
+    for text in ("def steps():\n    return 1\n", "def steps():\n    return 2\n"):
+        folder = tmp_path / str(len(digests))
+        folder.mkdir()
+        written(
+            folder,
+            (
+                "from masflow import gather, workflow",
+                "import claims_steps_of_test\n\nfrom masflow import gather, workflow",
+            ),
+        )
+        (folder / "claims_steps_of_test.py").write_text(text)
+        (folder / "e.yaml").write_text(
+            "workflow: research.py\nmapping: {models: {m: {roles: rest}}}\nbase: a/b\n"
+        )
+        digests.append(compile_experiment(folder / "e.yaml").digest)
+    assert digests[0] != digests[1]
+
+
 def test_a_plan_with_a_function_goes_to_json_and_back(tmp_path):
     written(tmp_path)
     (tmp_path / "e.yaml").write_text(

@@ -242,15 +242,17 @@ def test_a_function_that_asks_something_else_when_it_is_replayed_stops_the_run(p
 
 
 def test_a_reply_that_a_replay_does_not_ask_for_stops_the_run(programmed):
-    plan = programmed(team("""
-        import main_flag
+    plan = programmed(
+        team("""
         if main_flag.on:
             await agents.a(what="x", key="x")
         await agents.b(what="y")
-    """), {"main_flag.py": "on = True\n"})  # fmt: skip
+    """)
+        + "\n\nimport main_flag\n",
+        {"main_flag.py": "on = True\n"},
+    )
     import sys
 
-    sys.path.insert(0, plan.root_dir)
     try:
         player = Player(plan)
         state = player.start({}, KEY)
@@ -259,7 +261,6 @@ def test_a_reply_that_a_replay_does_not_ask_for_stops_the_run(programmed):
         with pytest.raises(RunError, match="isn't asked for any more"):
             player.trajectory(state.copy())
     finally:
-        sys.path.remove(plan.root_dir)
         sys.modules.pop("main_flag", None)
 
 
