@@ -27,6 +27,7 @@ from ray.exceptions import (
     GetTimeoutError,
     ObjectLostError,
     RayActorError,
+    RayError,
     RaySystemError,
     RayTaskError,
 )
@@ -233,7 +234,7 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
     _dial(address)
     try:
         ray.init(address=address, **quiet)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         raise RunError(
             f"the cluster at '{address}' can't be joined: {_reason(error)}",
             "start it with 'ray start --head' or 'ray up', give this process its token (RAY_AUTH_TOKEN), and"
