@@ -22,6 +22,8 @@ __all__ = ["ChatText"]
 
 _DATE = "26 Jul 2024"
 """What a template that writes a date is told, unless `chat.options` says otherwise: prompts know no clock."""
+_FAULTS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a template's code may raise."""
 _PROBE = "probe of a role"
 _ASK, _ANSWER = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "answer"}
 
@@ -70,14 +72,17 @@ class ChatText:
         tools = messages[0].tools if messages else ""
         try:
             return self._apply(self._chat(messages), json.loads(tools) if tools else ())
-        except TemplateError as error:
+        except _FAULTS as error:
             raise self._refusal(error, " ".join(m.role for m in messages), where) from error
 
     def after_reply(self) -> str:
         """What the template writes behind a reply; empty without a template."""
         if not self.has_template:
             return ""
-        text = self._apply([_ASK, {**_ANSWER, "content": _PROBE}], speaks=False)
+        try:
+            text = self._apply([_ASK, {**_ANSWER, "content": _PROBE}], speaks=False)
+        except _FAULTS as error:
+            raise self._refusal(error, "user assistant", "") from error
         return text.rpartition(_PROBE)[2]
 
     # -- parts ------------------------------------------------------------------------------------
@@ -162,7 +167,7 @@ class ChatText:
         """Learn which roles the template knows."""
         try:
             self._apply([_ASK])
-        except TemplateError as error:
+        except _FAULTS as error:
             raise self._refusal(error, "user", "") from error
         self.merges_system = not self._knows([{"role": "system", "content": _PROBE}, _ASK])
         if self.merges_system:
@@ -174,20 +179,21 @@ class ChatText:
     def _knows(self, chat: list[dict[str, Any]]) -> bool:
         try:
             return _PROBE in self._apply(chat)
-        except TemplateError:
+        except _FAULTS:
             return False
 
-    def _refusal(self, error: TemplateError, roles: str, where: str) -> RunError:
+    def _refusal(self, error: Exception, roles: str, where: str) -> RunError:
         line = _line_of(error)
         place = f"{self.file}:{line}" if line else self.file
         whose = f"node {where}: " if where else ""
-        message = f"{whose}{place} refuses the messages '{roles}': {error.message or error}"
+        said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        message = f"{whose}{place} refuses the messages '{roles}': {said}"
         return RunError(
             message, "let user and assistant take turns, put the text into one prompt, or use another base"
         )
 
 
-def _line_of(error: TemplateError) -> int:
+def _line_of(error: Exception) -> int:
     """The line of the template where an error arose, from 1; 0: unknown."""
     line, trace = 0, error.__traceback__
     while trace is not None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -30,6 +33,7 @@ from masflow.models.drawn import reply_of, row_of
 from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row
 from masflow.models.tokens import ChatTokens, Prompt
+from masflow.runtime.controller import train
 from masflow.runtime.episodes import play
 from masflow.runtime.evaluate import roles
 from masflow.runtime.player import Player
@@ -238,6 +242,30 @@ def test_who_doesnt_take_turns_is_told_with_the_node() -> None:
             chat_of(name).prompt([ASK, ASK], where="ask")
 
 
+def test_the_token_that_the_template_writes_behind_a_reply_ends_it() -> None:
+    for name, end in (("qwen3", "<|endoftext|>"), ("gemma", "<eos>")):  # as tokenizers of bases have it
+        own = deepcopy(tokenizer_of(name))
+        own.eos_token, base_end = end, own.get_added_vocab()[end]
+        chat = ChatTokens(own, (base_end,))
+        assert chat.end_id == end_of(name) and chat.stop_ids == {end_of(name), base_end}
+        assert chat.decode(chat.reply("paris")) == "paris"
+    assert chat_of("llama3").tokenizer.convert_tokens_to_ids("<|eom_id|>") in chat_of("llama3").stop_ids
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content }}\n{% for %}", r"own.jinja:2: Expected an expression"),
+        ("a\n{{ 'x' + 1 }}", r"own.jinja:2 refuses the messages 'user': TypeError"),
+        ("{{ messages[0].content }}{{ messages[1].content + 'x' if messages | length == 2 }}{{ nothing.x }}",
+         "own.jinja:1 refuses the messages 'user': 'nothing' is undefined"),
+    ],
+)  # fmt: skip
+def test_a_broken_template_is_told_with_its_file_and_line(template: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        ChatTokens(deepcopy(tokenizer_of("qwen3")), (0,), Chat(template=template), file="own.jinja")
+
+
 @pytest.mark.parametrize("name", CALLERS)
 def test_dialects_are_told_from_templates(name: str) -> None:
     assert dialect_of(FAMILIES[name].template) == FAMILIES[name].dialect
@@ -416,3 +444,44 @@ def test_auto_leaves_a_base_made_from_a_config_to_plain_text(plan_of: Callable[.
     assert plan_of("qwen3", tools="text").models[0].dialect == "text"
     with pytest.raises(SpecError, match="this base's chat template knows no tools"):
         plan_of("gemma")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_a_model_learns_the_familys_form_from_plain_demonstrations(name: str, tmp_path: Path) -> None:
+    """Trained on calls in masflow's own form, it calls the tool in its family's, and no row forks."""
+    tokenizer_of(name).save_pretrained(tmp_path / "tokenizer")
+    system = "" if name == "mistral" else "be short"
+    workflow = WORKFLOW.replace("SYSTEM", json.dumps(system) if system else "null").replace("STOP", "[]")
+    shape = "hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 2, max_position_embeddings: 1024"
+    experiment = EXPERIMENT.replace("hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2", shape)
+    experiment = experiment.replace("tokenizer: {wordpiece: {files: [words.jsonl]}}", "tokenizer: tokenizer")
+    experiment = experiment.replace("train: tasks.jsonl", "train: tasks.jsonl, eval: tasks.jsonl")
+    experiment = experiment.replace(", template: chat.jinja", "").replace(
+        "train: {steps: 1}", "train: {steps: 0}"
+    )
+    demos = [
+        {"node": "solve", "reply": '<tool_call>{"name": "double", "arguments": {"n": 3}}</tool_call>'},
+        {"node": "solve", "reply": "<answer>6</answer>"},
+    ]
+    texts = {
+        "double.yaml": workflow.replace("{tag: answer}", "{tag: answer, max_tokens: 96}"),
+        "exp.yaml": experiment
+        + "warm_start: {data: demos.jsonl, steps: 60, batch: 4, optimizer: {lr: 5.0e-3}}\n",
+        "tool.py": "def double(n: int) -> int:\n    'Twice a number.'\n    return 2 * n\n",
+        "tasks.jsonl": '{"n": 3}\n',
+        "demos.jsonl": json.dumps({"task": {"n": 3}, "turns": demos}) + "\n",
+    }
+    for file, text in texts.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    plan = compile_experiment(tmp_path / "exp.yaml")
+    assert plan.models[0].dialect == FAMILIES[name].dialect
+    train(plan, tmp_path / "run", only_warm_start=True)
+    with closing(sqlite3.connect(tmp_path / "run" / "trace.sqlite")) as db:
+        rows = db.execute("SELECT text, outcome, messages FROM turns WHERE split = 'eval'").fetchall()
+    good = [text for text, outcome, _ in rows if outcome == "ok"]
+    assert any(DIALECTS[plan.models[0].dialect].has(text) for text in good)
+    assert any(text == "<answer>6</answer>" for text in good)
+    with closing(sqlite3.connect(tmp_path / "run" / "tokens" / "m.sqlite")) as db:
+        [(forked, continued)] = db.execute("SELECT sum(forked), sum(prefix > 0) FROM tokens").fetchall()
+    assert forked == 0 and continued > 0
