@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from masflow.trace import Trajectory, Turn
+from masflow.trace import Step, Trajectory, Turn
 
-__all__ = ["recorded_graph"]
+__all__ = ["place_text", "recorded_graph"]
 
 
 def recorded_graph(trajectory: Trajectory) -> str:
@@ -17,7 +17,7 @@ def recorded_graph(trajectory: Trajectory) -> str:
     lines = ["flowchart TD", "  start((start))", "  end_((end))"]
     boxes: dict[str, list[Turn]] = {}
     for turn in trajectory.turns:
-        box = "/".join(_place(step.node, step.item, step.visit) for step in turn.path[:-1])
+        box = "/".join(map(place_text, turn.path[:-1]))
         boxes.setdefault(box, []).append(turn)
     for i, (box, turns) in enumerate(boxes.items()):
         pad = "    " if box else "  "
@@ -34,14 +34,16 @@ def recorded_graph(trajectory: Trajectory) -> str:
 
 def _label(turn: Turn) -> str:
     step = turn.step
-    word = _place(step.node, step.item, step.visit)
+    word = place_text(step)
     word += f" call {step.model_call + 1}" if step.model_call else ""
     word += f" attempt {step.attempt + 1}" if step.attempt else ""
     return _quoted(word if turn.outcome == "ok" else f"{word}: {turn.outcome}")
 
 
-def _place(node: str, item: int | str | None, visit: int) -> str:
-    return node + (f" [{item}]" if item is not None else "") + (f" #{visit}" if visit > 1 else "")
+def place_text(step: Step) -> str:
+    """`search #2 [0]`: a node, its visit from the second on, and its item or key."""
+    visit = f" #{step.visit}" if step.visit > 1 else ""
+    return step.node + visit + (f" [{step.item}]" if step.item is not None else "")
 
 
 def _quoted(text: str) -> str:

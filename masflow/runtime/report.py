@@ -9,6 +9,7 @@ from typing import Any
 from masflow.library import shown_path
 from masflow.runtime.curves import RATES, own_metrics
 from masflow.runtime.progress import number
+from masflow.runtime.recorded import place_text
 from masflow.trace import Effect, Scored, Turn, path_json
 
 
@@ -108,9 +109,7 @@ def scores(result: dict[str, Any]) -> list[str]:
 
 def turn_text(turn: Turn, rewards: dict[str, float | None], total: float | None) -> str:
     """One turn: who, what it read, what it said, what it was paid."""
-    step = turn.step
-    place = f"{turn.node}" + (f" #{step.visit}" if step.visit > 1 else "")
-    place += f" [{step.item}]" if step.item is not None else ""
+    place = "/".join(map(place_text, turn.path))
     tokens = f"{turn.prompt_tokens}+{turn.reply_tokens} tokens"
     lines = [f"── {place} · {turn.member} ({turn.policy}) · {turn.outcome} · {tokens}"]
     for message in turn.messages:
@@ -126,7 +125,7 @@ def turn_text(turn: Turn, rewards: dict[str, float | None], total: float | None)
 
 def effect_text(effect: Effect) -> str:
     """One tool's use, function's call or person's answer."""
-    place = "/".join(step.node for step in effect.path)
+    place = "/".join(map(place_text, effect.path))
     given = f" {effect.args}" if effect.args else ""
     return f"── {place} · {effect.kind}{given}\n  result: {effect.error or effect.value}"
 
