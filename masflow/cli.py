@@ -287,7 +287,9 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="A new or empty folder.")],
     role: Annotated[str | None, typer.Option("--role", help="Only the policy that plays this role.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Only this model of the mapping.")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Full models instead of adapters.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Full models, in float32, instead of adapters.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Write trained policies as Hugging Face folders: full models, or PEFT adapters with what they need."""

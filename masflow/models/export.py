@@ -44,6 +44,12 @@ class Source:
         """True where the weights under adapters aren't those of a base that others can load."""
         return not isinstance(self.model.base, str) or BACKBONE in saving.read_facts(self.weights).changed
 
+    @property
+    def dtype(self) -> str:
+        """In which the model was held while it was trained; empty: unknown."""
+        asked = "" if self.model.dtype == "auto" else self.model.dtype
+        return saving.read_facts(self.weights).dtype or asked
+
 
 def write_full(source: Source, policy: PolicyIR, folder: Path) -> None:
     """Config, weights as the run kept them, tokenizer with its chat template, generation config.
@@ -65,13 +71,15 @@ def write_backbone(source: Source, folder: Path) -> None:
 
 
 def write_merged(source: Source, policy: PolicyIR, folder: Path) -> None:
-    """As `write_full`, an adapter added to the weights under it, in the precision that it is loaded in.
+    """As `write_full`, an adapter added to the weights under it, in float32: what an adapter adds is mostly
+    smaller than the steps of half precision.
 
     Raises:
         RunError: as `write_full`; the sum isn't finite.
     """
     opened = _open(source, policy)
     opened.switch(policy.name)
+    hold_in(opened.base.model, torch.float32)
     with boundary(f"merging '{policy.name}'") as caught:
         for layer in _layers(opened.base.model).values():
             layer.merge(safe_merge=True)

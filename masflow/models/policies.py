@@ -223,6 +223,7 @@ class Policies:
             has_reference=tuple(n for n, learner in self.learners.items() if learner.has_reference),
             optimizers=tuple(n for n in sorted(self._changed) if learners[n].optimizer is not None),
             references=tuple(n for n in sorted(self._changed) if learners[n].reference is not None),
+            dtype=str(self.base.model.dtype).removeprefix("torch."),
             alpha=self.model.lora.alpha if self.has_adapters else None,
         )
         saving.write_facts(folder, facts)

@@ -59,6 +59,8 @@ class Facts:
     """Learners whose optimizer has a file; None: unknown."""
     references: tuple[str, ...] | None = None
     """Learners whose reference has a file; None: unknown."""
+    dtype: str = ""
+    """In which the model was held while it was trained, e.g. `float32`; empty: unknown."""
     alpha: float | None = None
     """Of adapters: what their product is multiplied by, times the rank; None: unknown."""
 

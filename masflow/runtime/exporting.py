@@ -55,7 +55,8 @@ def export(
         reference: `RUN` (its last checkpoint), `RUN@step`, `RUN@best`, or a checkpoint's folder.
         merge: write full models instead of adapters.
     Returns:
-        `{"run", "step", "digest", "to", "folders": [{"path", "kind", "model", "policy", "roles", "base"}]}`
+        `{"run", "step", "digest", "to", "folders": [{"path", "kind", "model", "policy", "roles", "base",
+        "dtype"}]}`; `dtype` is how the model was held in training.
     Raises:
         RunError: no such checkpoint or role, frozen or served roles, or a folder that isn't empty.
     """
@@ -79,6 +80,7 @@ def export(
                 "policy": part.policy.name if part.policy else None,
                 "roles": list(part.roles),
                 "base": base,
+                "dtype": source.dtype or None,
             }
             run_facts = {
                 "run": run.name,
@@ -232,12 +234,13 @@ def card(part: Part, parts: list[Part], facts: dict[str, Any], plan: Plan, state
         "base": facts["base"] or "made from a config by the run",
         "run": f"{facts['run']}, step {facts['step']}",
         "plan": facts["digest"],
+        "precision in training": facts["dtype"] or "unknown",
         "temperature in training": str(plan.algorithm.temperature),
         **_chat(part.model.chat),
         **_scores(state),
     }
     lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), ""]
-    lines += ["```python", *_loading(part, _shown_base(part, parts)), "```", ""]
+    lines += ["```python", *_loading(part, _shown_base(part, parts), _dtype(part, facts)), "```", ""]
     return "\n".join([*lines, *_prompts(part, plan)])
 
 
@@ -259,6 +262,11 @@ def _scores(state: RunState) -> dict[str, str]:
     return found
 
 
+def _dtype(part: Part, facts: dict[str, Any]) -> str:
+    """How to load it: as it was trained, or, merged, as it was added up."""
+    return "float32" if part.kind == "merged" else facts["dtype"] or "auto"
+
+
 def _shown_base(part: Part, parts: list[Part]) -> str:
     """Python for the base of an adapter: the folder beside it, wherever both are moved to, or an id."""
     beside = _beside(part, parts)
@@ -267,18 +275,18 @@ def _shown_base(part: Part, parts: list[Part]) -> str:
     return f'FOLDER + "/{"../" if part.name else ""}{beside.name}"'
 
 
-def _loading(part: Part, base: str) -> list[str]:
+def _loading(part: Part, base: str, dtype: str) -> list[str]:
     load = "tokenizer = AutoTokenizer.from_pretrained(FOLDER)"
     if part.kind != "adapter":
         return [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "model = AutoModelForCausalLM.from_pretrained(FOLDER)",
+            f"model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype='{dtype}')",
             load,
         ]
     return [
         "from peft import PeftModel",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        f"base = AutoModelForCausalLM.from_pretrained({base})",
+        f"base = AutoModelForCausalLM.from_pretrained({base}, dtype='{dtype}')",
         "model = PeftModel.from_pretrained(base, FOLDER)",
         load,
     ]

@@ -123,7 +123,7 @@ def cases(config_base: Callable[..., Any], tmp_path_factory: pytest.TempPathFact
 def _on_a_folder(base: Path, root: Path) -> dict[str, Case]:
     """An adapter on a base that others have too."""
     policies, source = _trained(_model(str(base), "lora"), root, moves_backbone=False)
-    assert not source.is_moved
+    assert not source.is_moved and source.dtype == "float32"
     last = policies.model.policies[-1]
     logits, prompt = _said(policies, last.name)
     export.write_adapter(source, last, str(base), root / "to")
@@ -136,6 +136,11 @@ def _in_half_precision(config_base: Callable[..., Any], root: Path) -> dict[str,
     logits, prompt = _said(policies, "m")
     export.write_full(source, policies.model.policies[0], root / "half/to")
     assert {w.dtype for w in load_file(root / "half/to/model.safetensors").values()} == {torch.bfloat16}
+    lora = replace(_model(config_base("llama"), "lora"), dtype="bfloat16")
+    _, source = _trained(lora, root / "half_lora")
+    export.write_merged(source, lora.policies[0], root / "half_lora/to")
+    assert source.dtype == "bfloat16"
+    assert {w.dtype for w in load_file(root / "half_lora/to/model.safetensors").values()} == {torch.float32}
     return {"half precision full": Case(logits, prompt, root / "half/to")}
 
 
