@@ -26,7 +26,7 @@ def scored(sample: int = 0, text: str = "reply") -> Scored:
         member="team/r_0",
         policy="p/x",
         superstep=3,
-        messages=(Message("system", "be"), Message("assistant", "hm", "0abc")),
+        messages=(Message("system", "be", tools='[{"n": 1}]'), Message("assistant", "hm", "0abc")),
         text=text,
         value={"t": [1, None, "ü"]},
         ok=True,
