@@ -17,11 +17,20 @@ class Engine(Spec):
     max_batch_tokens: int = Field(default=16384, ge=1)
     """Prompt and reply tokens of one decoding batch together, padding included."""
     memory_frac: float = Field(default=0.85, gt=0, le=1)
-    """With vllm: the share of a device's memory (on a CPU: of the machine's) that its engine may take."""
+    """With vllm: the share of a device's memory that its engine may take, weights included; on a CPU, of the
+    free memory, for its cache alone."""
 
     @classmethod
     def longhand(cls, data: Any) -> Any:
         return {"use": data} if isinstance(data, str) else data
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        use = data.get("use", "transformers")
+        for key, engine in (("max_batch_tokens", "transformers"), ("memory_frac", "vllm")):
+            if cls.says(data, key) and use != engine:
+                message = f"'{key}' belongs to the engine {engine}; this one is {use}"
+                yield Fault(message, code="useless-key", fix=f"remove '{key}'", path=(key,))
 
 
 class RolloutWorkers(Spec):
@@ -50,8 +59,9 @@ class Place(Spec):
     """What one model gets of a cluster."""
 
     placement: Literal["auto", "colocated", "separate"] = "auto"
-    """`colocated`: engine and trainer in one process on one device, sharing weights. `separate`: rollout
-    workers and trainer workers apart. `auto`: colocated where one process does both, or nothing is trained."""
+    """`colocated`: engine and trainer in one process on one device, sharing weights; vllm has weights of its
+    own and sleeps while the trainer works. `separate`: rollout workers and trainer workers apart. `auto`:
+    colocated where one process does both, or nothing is trained; with vllm on ray, separate."""
     rollout: RolloutWorkers = RolloutWorkers()
     trainer: TrainerWorkers = TrainerWorkers()
 
@@ -111,8 +121,8 @@ class Runtime(Spec):
     """Batches form at barriers in node order with fixed threads: a run repeats bit for bit. Turned off (the
     default with ray), requests go out as they come, and sums may round otherwise."""
     threads: int | None = Field(default=None, ge=1)
-    """Of each process. Default: 1 where the run is deterministic, else torch's choice (with ray: the CPUs of a
-    worker)."""
+    """Of each process. Default: 1 where the run is deterministic, else torch's choice (with ray: the CPUs of
+    a worker)."""
     engine: Engine = Engine()
     pipeline: Literal["auto", "sync"] = "auto"
     defaults: Place = Place()
