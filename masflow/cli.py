@@ -41,7 +41,7 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Continue from the last checkpoint of the run's folder.")
 ]
 Checkpoint = Annotated[
-    str | None, typer.Option("--checkpoint", help="A run, RUN@step, or a checkpoint's folder.")
+    str | None, typer.Option("--checkpoint", help="A run, RUN@step, RUN@best, or a checkpoint's folder.")
 ]
 
 

@@ -43,6 +43,12 @@ def eval_text(found: dict[str, Any]) -> str:
     if "sampled" in found:
         lines[-1] += f", {sampled_text(found)} over {found['sampled']['samples']} samples a task"
     lines += ["", table([[key, number(value)] for key, value in found["metrics"].items()])]
+    if "sources" in found:
+        sources = [
+            [source, str(one["tasks"]), number(one["rewards"].get(name))]
+            for source, one in found["sources"].items()
+        ]
+        lines += ["", table([["source", "tasks", name], *sources])]
     columns = ["role", "turns", "reward", "malformed_frac", "truncated_frac", "own"]
     rows = [columns]
     for role, own in found["roles"].items():
@@ -95,6 +101,9 @@ def scores(result: dict[str, Any]) -> list[str]:
     rows.append(cells(f"team {name}, greedy", *(e.get("metrics", {}).get(name) for e in (before, after))))
     if "sampled" in one:
         rows.append([f"team {name}, sampled", *(sampled_text(e) for e in (before, after))])
+    for source in one.get("sources", {}):
+        parts = (e.get("sources", {}).get(source, {}) for e in (before, after))
+        rows.append(cells(f"team {name} on {source}", *(p.get("rewards", {}).get(name) for p in parts)))
     for role, found in one["roles"].items():
         for metric in own_metrics(found):
             values = (e.get("roles", {}).get(role, {}).get(metric) for e in (before, after))

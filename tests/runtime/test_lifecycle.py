@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ from masflow.errors import RunError
 from masflow.runtime import checkpoints
 from masflow.runtime.checkpoints import RunState, best_step, listed, prune, save
 from masflow.runtime.controller import train
+from masflow.runtime.report import eval_text, scores
 from masflow.runtime.rundir import Interrupted, StopFlag, read_metrics
 
 Toy = Callable[..., Path]
@@ -118,7 +120,11 @@ def test_a_mixture_is_drawn_by_its_weights_and_told_by_its_sources(toy: Toy, tmp
         ]
         assert sum(weighed) / 3 == pytest.approx(record["rewards"]["echoed"])
     assert drawn == {"tasks": 4, "few": 8}  # of 12 tasks one third and two thirds; `few` has 2 rows
-    for record in records(tmp_path / "run", "eval"):
+    before, after = records(tmp_path / "run", "eval")
+    told = scores({"eval_before": before, "eval_after": after})[1]
+    assert "team echoed on held_out" in told and "team echoed on seen" in told
+    assert re.search(r"source +tasks +echoed\n +held_out +3 .*\n +seen +2 ", eval_text(after))
+    for record in (before, after):
         assert {name: one["tasks"] for name, one in record["sources"].items()} == {"held_out": 3, "seen": 2}
         whole = sum(one["rewards"]["echoed"] * one["tasks"] for one in record["sources"].values()) / 5
         assert whole == pytest.approx(record["metrics"]["echoed"])
