@@ -134,6 +134,8 @@ def _reply(name: str, body: dict[str, Any], fields: dict[str, Any]) -> None:
 def _with_shorthand(name: str, body: dict[str, Any]) -> dict[str, Any]:
     if name in ("TaskField", "StateField"):
         return {"anyOf": [body, deepcopy(TYPE)]}
-    if name == "Algorithm":
+    if name == "Endpoint":
+        return {"anyOf": [body, {"type": "string", "pattern": "^https?://"}]}
+    if name in ("Algorithm", "Engine"):
         return {"anyOf": [body, {"type": "string", "enum": body["properties"]["use"]["enum"]}]}
     return body

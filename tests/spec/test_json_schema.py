@@ -82,3 +82,19 @@ def test_the_schema_refuses_what_an_editor_should_underline(kind, name):
 def test_editors_get_the_docstrings_of_the_keys():
     limits = schema("workflow")["$defs"]["Limits"]["properties"]
     assert "Model calls" in limits["turns"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "good"),
+    [
+        ("mapping", {"endpoint": "http://localhost:8000/v1", "model": "big"}, True),
+        ("mapping", {"endpoint": {"url": "https://a.b/v1", "key_env": "KEY"}, "model": "big"}, True),
+        ("mapping", {"endpoint": "localhost", "model": "big"}, False),
+        ("runtime", {"engine": "vllm"}, True),
+        ("runtime", {"engine": {"use": "vllm", "memory_frac": 0.5}}, True),
+        ("runtime", {"engine": "vlm"}, False),
+    ],
+)
+def test_short_forms_of_servers_and_engines_are_in_the_schema(kind, document, good):
+    whole = {"models": {"judge": {"roles": ["critic"], **document}}} if kind == "mapping" else document
+    assert jsonschema.Draft202012Validator(schema(kind)).is_valid(whole) == good
