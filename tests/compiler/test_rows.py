@@ -159,6 +159,14 @@ def test_sources_of_one_name_are_told_apart(plan_of):
     assert plan_of(f"{{train: [{shared}]}}", **text).digest != plan.digest
 
 
+def test_a_compressed_source_takes_part_in_a_mixture_under_its_name(plan_of, tmp_path):
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines(ROWS).encode()))
+    data = "{train: [{path: a.jsonl, weight: 1}, {path: packed.jsonl.gz, weight: 3}]}"
+    plan = plan_of(data, **{"a.jsonl": lines(ROWS)})
+    assert [s.name for s in plan.data["train"]] == ["a", "packed"]
+    assert [t.source for t in load_tasks(plan, "train")] == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [
