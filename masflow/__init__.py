@@ -11,9 +11,11 @@ from masflow.errors import EpisodeError, MasflowError, Problem, RunError, SpecEr
 
 if TYPE_CHECKING:
     from masflow.program import workflow
-    from masflow.runtime.awaiting import gather
+    from masflow.runtime.awaiting import Agents, Context, gather
 
 __all__ = [
+    "Agents",
+    "Context",
     "EpisodeError",
     "MasflowError",
     "Problem",
@@ -26,7 +28,12 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_PLACES = {"workflow": "masflow.program", "gather": "masflow.runtime.awaiting"}
+_PLACES = {
+    "Agents": "masflow.runtime.awaiting",
+    "Context": "masflow.runtime.awaiting",
+    "gather": "masflow.runtime.awaiting",
+    "workflow": "masflow.program",
+}
 """Names that are imported when they are first asked for."""
 
 

@@ -8,7 +8,7 @@ lead's to choose; all of them are paid what the lead's answer is worth.
 from dataclasses import dataclass
 from typing import Annotated
 
-from masflow import gather, workflow
+from masflow import Agents, Context, gather, workflow
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Plan:
     tools={"wiki": {"use": "bm25", "corpus": "{{ params.corpus }}", "top_k": "{{ params.top_k }}"}},
     output={"report": "{{ result }}"},
 )
-async def browse(task, agents, ctx):
+async def browse(task, agents: Agents, ctx: Context):
     """Look a topic up in the corpus and report what is found."""
     return (await agents.reader()).report
 
@@ -58,7 +58,7 @@ async def browse(task, agents, ctx):
     tools={"calculator": {"use": "calculator"}},
     output={"report": "{{ result }}"},
 )
-async def compute(task, agents, ctx):
+async def compute(task, agents: Agents, ctx: Context):
     """Work a problem out with exact arithmetic and report the result."""
     return (await agents.clerk()).report
 
@@ -88,7 +88,7 @@ async def compute(task, agents, ctx):
     ],
     limits={"turns": 32},
 )
-async def deep_research(task, agents, ctx):
+async def deep_research(task, agents: Agents, ctx: Context):
     """A lead plans, browsers look each topic up at once, the lead asks further and answers."""
     plan = await agents.planner()
     topics = plan.topics[: ctx.params.topics]

@@ -32,14 +32,16 @@ class Script:
 
     def reply(self, node: str, path_text: str) -> str:
         """Raw text of the next turn of a node. Raises EpisodeError when the demonstration has none."""
-        index = self._find(node, path_from_json(path_text)[-1].item)
+        item = path_from_json(path_text)[-1].item
+        index = self._find(node, item)
         if index is None or "reply" not in self.left[index][1]:
             following = (
                 f"turn {self.left[0][0]} is of node '{self.left[0][1]['node']}'"
                 if self.left
                 else "it has no turn left"
             )
-            raise self._error(f"the workflow is at node '{node}', but {following}")
+            at = f"node '{node}'" + (f" (item or key {item!r})" if item is not None else "")
+            raise self._error(f"the workflow is at {at}, but {following}")
         _, turn = self.left.pop(index)
         self.trained[path_text] = bool(turn.get("train", True))
         return str(turn["reply"])

@@ -187,7 +187,8 @@ class Program:
         lost = [p for p in (*self.calls, *self.tasks[1:]) if not p.awaited]
         if not lost:
             return None
-        return "tool_error", f"{lost[0].where}: {lost[0].label} is never awaited; write 'await'"
+        broken = next((p.stop for p in lost if p.stop), None)
+        return broken or ("tool_error", f"{lost[0].where}: {lost[0].label} is never awaited; write 'await'")
 
     def _close(self, task: Task) -> None:
         with boundary(self.ref):

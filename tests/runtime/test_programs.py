@@ -555,6 +555,11 @@ def test_a_limit_ends_the_episode(programmed, limits, body, turns, detail, monke
             "tool_error",
             "main.py:8: the coroutine is never awaited; write 'await'",
         ),
+        (
+            'async def side():\n    return 1 / 0\nctx.spawn(side())\nawait agents.a(what="x")',
+            "tool_error",
+            "main.py:7: ZeroDivisionError",
+        ),
         ('agents.a(what="x")', "tool_error", "main.py:6: a call of 'a' is never awaited; write 'await'"),
         (
             'call = agents.a(what="x")\nawait call\nawait call',
