@@ -580,7 +580,8 @@ def test_a_limit_ends_the_episode(programmed, limits, body, turns, detail, monke
     ],
 )  # fmt: skip
 def test_what_the_function_does_wrong_ends_the_episode_with_its_place(programmed, body, outcome, detail):
-    settings = {"tools": '{"double": "fns.py:double"}', "timeout_s": "0.2"}
+    limit = "0.2" if outcome == "timeout" else "60"
+    settings = {"tools": '{"double": "fns.py:double"}', "timeout_s": limit}
     plan = programmed(team(body, **settings), {"fns.py": TOOLS})
     one = run(plan)
     assert one.outcome == outcome
