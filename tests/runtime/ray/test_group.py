@@ -116,8 +116,9 @@ def test_models_learn_at_once(backend: RayBackend, tmp_path: Path) -> None:
     plan = _plan("a", "b")
     team = Team(plan, tmp_path, backend=backend, worker=ScriptedWorker)
     rows = {name: [TrainRow(f"{name}-0", name, 1.0, 1.0, 0, 1.0)] for name in ("a", "b")}
-    found = team.update(rows, LossSpec(), 0, 1)
-    assert list(found) == ["a", "b"] and found["a"]["version"] == found["b"]["version"] == 1.0
+    team.update(rows, LossSpec(), 0, 2)  # imports what the message needs, which takes its time
+    found = team.update(rows, LossSpec(), 1, 2)
+    assert list(found) == ["a", "b"] and found["a"]["version"] == found["b"]["version"] == 2.0
     assert max(m["began"] for m in found.values()) < min(m["ended"] for m in found.values())
     team.close()
 
