@@ -90,9 +90,11 @@ def shares(weights: Sequence[float], position: int, count: int) -> list[tuple[in
     # All draws due by this time are fewer than `position`: the sum of the roundings is at most half a source.
     time = max(Fraction(position - len(exact)), Fraction(0)) / sum(exact)
     drawn = [floor(weight * time + Fraction(1, 2)) for weight in exact]
+    due = [(before + Fraction(1, 2)) / weight for before, weight in zip(drawn, exact, strict=True)]
     found = []
     for _ in range(position + count - sum(drawn)):
-        number = min(range(len(exact)), key=lambda n: ((drawn[n] + Fraction(1, 2)) / exact[n], n))
+        number = due.index(min(due))
         found.append((number, drawn[number]))
         drawn[number] += 1
+        due[number] += 1 / exact[number]
     return found[len(found) - count :] if count else []
