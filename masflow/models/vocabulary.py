@@ -28,7 +28,8 @@ def token_scores(
 
     Where U · V exceeds `max_logits`, predictions are taken in parts whose logits are not kept but computed
     again on the way back (Chen et al., arXiv 1604.06174): a third more work in the head, the same values up
-    to float order.
+    to float order. A head that FSDP2 shards on its own is called once: each call is an exchange, of which all
+    ranks must make equally many.
 
     Args:
         hidden_UD: hidden states of the batch's predictions.
@@ -38,7 +39,8 @@ def token_scores(
         (N,) log-probs, nats, and (U,) entropies, nats, or None.
     """
     num, size = len(batch.source_U), max(1, max_logits // backbone.vocab_size)
-    if num <= size:
+    is_sharded = hasattr(backbone.head, "unshard")
+    if num <= size or is_sharded:
         return _part(backbone, hidden_UD, batch.temperature_U, batch.prediction_N, batch.target_N, entropy)
     entropies: list[Tensor] = []
     places: list[Tensor] = []

@@ -35,8 +35,8 @@ from masflow.spec.mapping import ConfigBase, Lora, Optimizer
 WORDS = "red green blue what is the colour of sky grass sea say: answer one two three"
 OPTIMIZER = Optimizer(lr=3e-3, eps=1e-6)
 LOSS = LossSpec(kl_weight=0.2, entropy=0.05)
-BUDGET = Budget(tokens=160)
-"""Small, so that a rank has several micro-batches, and not as many as the other."""
+BUDGET = Budget(tokens=160, logits=1500)
+"""Small, so that a rank has several micro-batches, and not as many as the other, and scores them in parts."""
 CASES: dict[str, dict[str, Any]] = {
     "full": {"train": "full", "family": "qwen3"},
     "frozen": {"train": "full", "family": "qwen3", "freeze": ("embeddings",)},
