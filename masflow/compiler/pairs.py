@@ -29,7 +29,7 @@ def plan_problems(plan: Plan, experiment: Loaded[Experiment] | None) -> Iterator
             yield from _people_problems(place.graph)
     for model in plan.models:
         yield from _window_problems(plan, model)
-        yield from _precision_problems(model)
+        yield from _precision_problems(plan, model)
     if experiment is not None:
         yield from _engine_problems(plan, experiment.source.where("runtime"))
     if trains:
@@ -122,17 +122,34 @@ def _window_problems(plan: Plan, model: ModelIR) -> Iterator[Problem]:
             yield Problem.at(below(speaker.role.where, "reply"), "reply-fills-window", message, fix)
 
 
-def _precision_problems(model: ModelIR) -> Iterator[Problem]:
-    if model.quantize is not None and isinstance(model.base, ConfigBase):
-        message = (
-            f"the base of model '{model.name}' is made from a config, and 4 bits hold weights that are loaded"
+def _precision_problems(plan: Plan, model: ModelIR) -> Iterator[Problem]:
+    for message, fix in _quantize_faults(plan, model) if model.quantize is not None else ():
+        yield Problem.at(
+            below(model.where, "quantize"), "bad-quantize", f"model '{model.name}': {message}", fix
         )
-        fix = "remove 'quantize', or name a base's folder or id"
-        yield Problem.at(below(model.where, "quantize"), "bad-quantize", message, fix)
     if model.dtype == "bfloat16" and model.train == "full":
         message = f"model '{model.name}' is trained in bfloat16: updates below 1/256 of a weight are lost"
         fix = "write 'dtype: auto' (float32), or 'train: lora' (float32 adapters on a bfloat16 base)"
         yield Problem.at(below(model.where, "dtype"), "warn-bfloat16-training", message, fix)
+
+
+def _quantize_faults(plan: Plan, model: ModelIR) -> Iterator[tuple[str, str]]:
+    """(what can't go with 4 bits, the fix)."""
+    rollout, trainer = model.place.rollout, model.place.trainer
+    if isinstance(model.base, ConfigBase):
+        yield (
+            "its base is made from a config, and 4 bits hold weights that are loaded",
+            "remove 'quantize', or name a base's folder or id",
+        )
+    if (rollout.engine or plan.runtime.engine).use == "vllm":
+        yield "the vllm engine would hold its base in another way", "write 'engine: {use: transformers}'"
+    if plan.runtime.backend == "ray" and not (rollout.gpus or trainer.gpus):
+        yield (
+            "4 bits need a GPU, and its place in the runtime gives it none",
+            f"write 'models: {{{model.name}: {{rollout: {{gpus: 1}}, trainer: {{gpus: 1}}}}}}' there",
+        )
+    if trainer.workers > 1 and trainer.strategy == "fsdp2":
+        yield "weights in 4 bits can't be sharded", "write 'strategy: ddp'"
 
 
 def _sampling_problems(plan: Plan, trained: set[str]) -> Iterator[Problem]:
