@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from masflow.errors import MasflowError, RunError
@@ -267,9 +268,14 @@ def _dial(address: str) -> None:
 
 
 def _short_folder() -> str:
-    """A folder of its own whose path leaves room for the names of sockets."""
-    usual = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="masflow-ray-", dir=usual if len(usual) < _LONGEST_FOLDER else "/tmp")
+    """A folder of its own whose path leaves room for the names of sockets; those of the dead go."""
+    usual = Path(tempfile.gettempdir())
+    root = usual if len(str(usual)) < _LONGEST_FOLDER else Path("/tmp")
+    for left in root.glob("masflow-ray-*-*"):  # of a process that was killed
+        owner = left.name.split("-")[2]
+        if owner.isdigit() and not Path("/proc", owner).exists() and Path("/proc/self").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"masflow-ray-{os.getpid()}-", dir=root)
 
 
 def _hush() -> None:

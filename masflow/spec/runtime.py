@@ -38,7 +38,8 @@ class RolloutWorkers(Spec):
 
     workers: int = Field(default=1, ge=1)
     cpus: float | None = Field(default=None, ge=0)
-    """Of each worker, as Ray counts them; default: none reserved where it has a GPU or shares the machine."""
+    """Of each worker, as Ray counts them; default: none reserved where it has a GPU, or where the Ray is the
+    run's own; else one."""
     gpus: float = Field(default=0, ge=0)
     """Of each worker; a fraction shares a device."""
     engine: Engine | None = None
