@@ -157,7 +157,7 @@ def test_a_try_that_hangs_ends_after_its_time_and_is_tried_again(engine, chat_se
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_the_pause_that_a_server_asks_for_is_kept_by_all(engine, chat_server, says, form):
-    value = "1" if form == "seconds" else formatdate(time.time() + 2, usegmt=True)
+    value = "1" if form == "seconds" else formatdate(time.time() + 3, usegmt=True)
     chat_server.script = [says(status=429, error="slow down", headers={"Retry-After": value})]
     made = engine(max_concurrent=1)
     made.generate([request(n) for n in range(2)])
@@ -186,16 +186,16 @@ def test_pauses_grow(engine, chat_server, says):
     made = EndpointEngine(endpoint, "big", pause_s=0.05)
     one(made)
     made.close()
-    gaps = [b - a for a, b in zip(chat_server.times, chat_server.times[1:], strict=False)]
-    # Pause n lies between half of 0.05 · 2^n and all of it; the server's own time comes on top.
-    assert all(gap >= 0.025 * 2**n for n, gap in enumerate(gaps))
+    # At least half of 0.05 · (1 + 2 + 4 + 8 + 16) s, less what the first try lost on its way; five equal pauses
+    # would be 0.25 s.
+    assert chat_server.times[-1] - chat_server.times[0] >= 0.5
 
 
 # -- limits -------------------------------------------------------------------------------------------
 
 
 def test_no_more_requests_are_in_flight_than_allowed(engine, chat_server, says):
-    chat_server.reply = lambda body: says(after_s=0.03)
+    chat_server.reply = lambda body: says(after_s=0.1)
     engine(max_concurrent=3).generate([request(n) for n in range(12)])
     assert chat_server.most_at_once == 3
 
@@ -235,7 +235,7 @@ def test_a_server_that_is_not_there_ends_the_run_after_all_tries(engine):
 def test_one_request_that_is_never_answered_beside_others_is_an_error_of_its_episode(
     engine, chat_server, says
 ):
-    bad = says(status=500, error="this one breaks me", after_s=0.02)
+    bad = says(status=500, error="this one breaks me", after_s=0.3)
     chat_server.reply = lambda body: bad if "poison" in body["messages"][0]["content"] else says("fine")
     replies = engine(retries=1).generate([request(0, "poison"), request(1), request(2)])
     assert [r.finish for r in replies] == ["error", "stop", "stop"]
