@@ -224,7 +224,11 @@ def find(reference: str, roots: tuple[Path, ...]) -> Path:
     root = folder / "checkpoints"
     last = latest(root)
     if last is None:
-        raise RunError(f"{folder} holds no checkpoint", "let the run reach one, or name another run")
+        seed = min(folder.glob("seed_*"), default=None)
+        fix = (
+            "let the run reach one, or name another run" if seed is None else f"name a seed's run, as {seed}"
+        )
+        raise RunError(f"{folder} holds no checkpoint", fix)
     if step in ("", "last"):
         return last
     if step == "best":

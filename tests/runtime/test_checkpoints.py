@@ -99,6 +99,9 @@ def test_a_run_a_step_of_it_and_a_folder_are_found_by_name(tmp_path: Path):
         find("runs/day1@9", roots)
     with pytest.raises(RunError, match="runs/day1'"):
         find("runs/dya1", roots)
+    (tmp_path / "runs/set/seed_3").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"set holds no checkpoint\n  fix: name a seed's run, as .*/seed_3"):
+        find("runs/set", roots)
 
 
 def test_a_checkpoint_without_a_model_of_the_plan_is_refused_with_what_it_holds(tmp_path: Path):
