@@ -86,13 +86,14 @@ def _strip_graph(graph: dict[str, Any]) -> None:
     """Takes out where things stand, in place; a function is known by its name and its file's hash."""
     arrows = [*graph["start"], *(arrow for node in graph["nodes"] for arrow in node["arrows"])]
     graph.pop("summary")
-    if graph["program"] is None:
-        graph.pop("program")
+    program = graph.pop("program")
+    if program is not None:
+        graph["program"] = program
     for part in (graph, *graph["roles"], *graph["tools"], *graph["nodes"], *graph["rewards"], *arrows):
         part.pop("where")
     functions = [*graph["functions"], *(tool["function"] for tool in graph["tools"])]
     functions += [reward["function"] for reward in graph["rewards"] if reward["function"]]
-    functions += [graph["program"]["function"]] if "program" in graph else []
+    functions += [program["function"]] if program is not None else []
     functions += [entry["merge_function"] for entry in graph["state"] if entry["merge_function"]]
     for function in functions:
         function["ref"] = _function_name(function["ref"])
