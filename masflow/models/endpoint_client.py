@@ -148,10 +148,14 @@ class Client:
         await asyncio.sleep(grown)
 
     async def _try(self, body: dict[str, Any], read: Callable[[Any], T]) -> Answered[T] | Refused | _Passing:
+        # Shielded: a connection that is cancelled while it is made leaves parts of itself behind.
+        sent = asyncio.ensure_future(self._connected().post(self.url, json=body))
+        sent.add_done_callback(_heard)
         try:
             async with asyncio.timeout(self.endpoint.timeout_s):
-                answer = await self._connected().post(self.url, json=body)
+                answer = await asyncio.shield(sent)
         except (TimeoutError, httpx.TimeoutException):
+            sent.cancel()
             return _Passing(f"no answer within {self.endpoint.timeout_s:g} s")
         except (httpx.TransportError, httpx.DecodingError) as error:
             return _Passing(self.hide(f"{type(error).__name__}: {str(error) or 'the connection broke'}"))
@@ -192,6 +196,12 @@ class _Passing:
 
     words: str
     pause_s: float | None = None
+
+
+def _heard(sent: asyncio.Task[httpx.Response]) -> None:
+    """What became of a request that nobody waits for any more is of no interest."""
+    if not sent.cancelled():
+        sent.exception()
 
 
 def find_key(endpoint: Endpoint) -> str | None:

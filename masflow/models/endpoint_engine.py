@@ -36,6 +36,7 @@ ENDS = {"stop": "stop", "eos": "stop", "end_turn": "stop", "stop_sequence": "sto
 OTHER_NAME = "max_completion_tokens"
 """What some models want `max_tokens` to be called."""
 CHECK_EVERY_S = 0.1
+SETTLE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ class _LoopThread:
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         async def end() -> None:
+            await asyncio.sleep(SETTLE_S)  # what has just begun to connect is past its beginning
             mine = asyncio.current_task()
             others = [task for task in asyncio.all_tasks() if task is not mine]
             for task in others:
