@@ -21,6 +21,7 @@ from masflow.runtime.controller import train
 from masflow.runtime.local import LocalActor
 from masflow.runtime.model_group import ModelGroup
 from masflow.runtime.rundir import Interrupted, StopFlag, read_metrics
+from masflow.runtime.stream import Group
 from masflow.runtime.team import Team
 from masflow.runtime.worker import Worker
 
@@ -35,7 +36,8 @@ def steps(out: Path) -> list[dict[str, Any]]:
     return [record for record in read_metrics(out / "metrics.jsonl") if record["kind"] == "train"]
 
 
-def _worker(group: ModelGroup) -> Worker:
+def _worker(group: Group) -> Worker:
+    assert isinstance(group, ModelGroup)
     [actor] = group.learners
     assert isinstance(actor, LocalActor)
     return actor.instance
