@@ -1,4 +1,4 @@
-"""The player's cost a node, its trace written: at least five times less than the 1 ms that LangGraph takes."""
+"""The player costs, with its trace written, a fifth at most of the 1 ms a node that LangGraph takes."""
 
 from __future__ import annotations
 
