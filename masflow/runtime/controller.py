@@ -218,6 +218,8 @@ def held_out(run: Run) -> None:
         on_chunk=on_chunk,
         on_greedy=lambda scored: run.trace.add_trajectories(run.state.step, "eval", scored),
     )
+    for warning in run.team.incidents():
+        run.warn(warning)
     run.team.clear_rows()
     run.state.evals[str(run.state.step)] = found
     seconds = {"total_s": round(time.perf_counter() - began, 4)}

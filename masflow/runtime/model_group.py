@@ -70,6 +70,7 @@ class ModelGroup:
         """
         self.model = _found(model, plan)
         self.layout = placement.layout_of(model, plan.runtime)
+        self.num_restarts = 0
         self.incidents: list[str] = []
         """What happened to workers since the hub last took these."""
         self._plan, self._run_dir, self._worker = plan, run_dir, worker
@@ -221,6 +222,7 @@ class ModelGroup:
         self._deaths[worker] = self._deaths.get(worker, 0) + 1
         if self._parts[name].learns or death.name != name or self._deaths[worker] > _MAX_DEATHS:
             self._get(_Dead(death))
+        self.num_restarts += 1
         self.incidents.append(f"worker {death}; it is started again with the last published weights")
         self.speakers[worker] = self._spawn(name)
         self._balance.forget(worker)

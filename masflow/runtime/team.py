@@ -39,13 +39,18 @@ class Traffic:
     hub_bytes: int = 0
     """Size of all requests, replies and training rows as messages; token tensors are not among them."""
 
+    worker_restarts: int = 0
+
     def since(self, before: Traffic) -> dict[str, float]:
-        """`concurrency`: replies that were decoded together, on average; `forked_rows`; `hub_bytes`."""
+        """`concurrency`: replies that were decoded together, on average; `forked_rows`; `hub_bytes`; and
+        `worker_restarts` where a worker died."""
         batches = self.batches - before.batches
+        restarts = self.worker_restarts - before.worker_restarts
         return {
             "concurrency": round((self.replies - before.replies) / batches, 3) if batches else 0.0,
             "forked_rows": self.forked_rows - before.forked_rows,
             "hub_bytes": self.hub_bytes - before.hub_bytes,
+            **({"worker_restarts": restarts} if restarts else {}),
         }
 
 
@@ -139,7 +144,9 @@ class Team:
     def traffic(self) -> Traffic:
         """Counted so far; a step's part is the difference."""
         counts = [group.traffic() for group in self.groups.values()]
-        return Traffic(*(sum(column) for column in zip(*counts, strict=True)), hub_bytes=self._hub_bytes)
+        columns = (sum(column) for column in zip(*counts, strict=True))
+        restarts = sum(group.num_restarts for group in self.groups.values() if isinstance(group, ModelGroup))
+        return Traffic(*columns, hub_bytes=self._hub_bytes, worker_restarts=restarts)
 
     def usage(self, before: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, dict[str, int]]:
         """Of each model behind an endpoint: replies, errors, tries and tokens; since `before`, or in all."""

@@ -151,6 +151,7 @@ def test_workers_apart_give_the_same_weights_one_comes_back_and_the_others_death
     out = tmp_path / "run"
     with pytest.raises(RunError, match=f"(?s)'policy/trainer0' died.*--resume --out {out}"):
         controller.train(plans(APART), out, on_event=watch)
+    assert [r.get("worker_restarts") for r in _records(out) if r["kind"] == "train"] == [None, None, 1, None]
     assert any("'policy/rollout0' died" in w and "last published weights" in w for w in warnings)
     (sent, text, _), (sent_after, text_after, turns) = counts[0], counts[1]
     a_turn = (sent_after - sent - (text_after - text)) / turns
