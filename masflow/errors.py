@@ -106,6 +106,7 @@ class Caught:
 
     error: str | None = None
     detail: str = field(default="", repr=False)
+    raised: Exception | None = None
 
 
 @contextmanager
@@ -130,6 +131,7 @@ def boundary(whose: str) -> Iterator[Caught]:
             text = next(iter(str(error).strip().splitlines()), "(no message)")
         caught.error = f"{whose}: {type(error).__name__}: {text}"
         caught.detail = traceback.format_exc()
+        caught.raised = error
 
 
 def closest(value: str, known: Iterable[str]) -> str | None:

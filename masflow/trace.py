@@ -55,6 +55,17 @@ def path_json(path: Path) -> str:
     return _compact(path)
 
 
+MAX_KEY = 120
+"""Characters of a key that a path holds; a key may be whatever a model wrote."""
+
+
+def short_key(key: int | str) -> int | str:
+    """A key as paths hold it: a long text as its beginning and its hash."""
+    if not isinstance(key, str) or len(key) <= MAX_KEY:
+        return key
+    return f"{key[: MAX_KEY - 20]}…{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
 def path_from_json(text: str) -> Path:
     return tuple(Step(*step) for step in json.loads(text))
 

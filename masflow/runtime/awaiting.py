@@ -201,7 +201,7 @@ class Agent:
 
     def __call__(
         self,
-        *,
+        *unnamed: Any,
         key: str | int | None = None,
         prompt: str | None = None,
         thread: str | int | None = None,
@@ -217,8 +217,13 @@ class Agent:
             member: of copies or a family: who speaks.
             values: what the prompt's template sees, beside task fields and `params`.
         """
+        if unnamed:
+            raise self._player.misuse(caller(), f"values have names: write agents.{self._role}(NAME=…)")
         who = self._member if member is None else member
         return self._player.ask(self._role, who, values, key, prompt, thread, caller())
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        raise self._player.misuse(caller(), f"a role is called: write await agents.{self._role}(…)")
 
     def __getitem__(self, member: str | int) -> Agent:
         return Agent(self._player, self._role, member)
@@ -239,15 +244,19 @@ class Context:
         self.rng: random.Random = Chance(player.chance)
         """The only source of chance: seeded by the episode and by what was awaited."""
 
-    def tool(self, name: str, /, *, key: str | int | None = None, **args: Any) -> Pending:
+    def tool(self, name: str, /, *unnamed: Any, key: str | int | None = None, **args: Any) -> Pending:
         """Use a tool; `await` gives its result. The only effect: recorded once, then replayed."""
+        if unnamed:
+            raise self._player.misuse(caller(), f"arguments have names: write ctx.tool({name!r}, NAME=…)")
         return self._player.use(name, args, key, caller())
 
-    def run(self, workflow: Any, /, *, key: str | int | None = None, **task: Any) -> Pending:
+    def run(self, workflow: Any, /, *unnamed: Any, key: str | int | None = None, **task: Any) -> Pending:
         """Start an episode of another workflow inside this one; `await` gives its output.
 
         The value is None when that episode ended malformed, truncated or at a limit.
         """
+        if unnamed:
+            raise self._player.misuse(caller(), "task fields have names: write ctx.run(WORKFLOW, FIELD=…)")
         return self._player.run(workflow, task, key, caller())
 
     def spawn(self, coroutine: Any, /) -> Pending:

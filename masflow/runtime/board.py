@@ -155,34 +155,36 @@ class Board:
         for write in [w for branch in taken for w in branch.writes]:
             self.write(write, fields, load)
 
-    def absorb(self, base: Board, branch: Board, is_before: Callable[[str, str], bool]) -> None:
-        """Take in what a branch did since `base`, the board that it was forked from, while this one went on.
+    def absorb(
+        self, branches: Sequence[tuple[Board, Board]], latest: Callable[[Sequence[str]], Sequence[str]]
+    ) -> None:
+        """Take in what branches did while this one went on, in their order.
 
         Args:
-            is_before: whether one turn lies before another in happened-before order.
+            branches: (the board that it was forked from, its board now) of each.
+            latest: of some turns, those that lie before no other one in happened-before order.
         """
-        for name in _MAPPINGS:
-            _overlay(self, name, getattr(base, name), getattr(branch, name))
-        self.tool_log += branch.tool_log[len(base.tool_log) :]
-        self.turns += branch.turns - base.turns
-        self.tokens += branch.tokens - base.tokens
-        self.made += branch.made
-        self.clock = both(self.clock, branch.clock, is_before)
+        for base, branch in branches:
+            for name in _MAPPINGS:
+                _overlay(self, name, getattr(base, name), getattr(branch, name))
+            self.tool_log += branch.tool_log[len(base.tool_log) :]
+            self.turns += branch.turns - base.turns
+            self.tokens += branch.tokens - base.tokens
+            self.made += branch.made
+        self.clock = after_all([self.clock, *(branch.clock for _, branch in branches)], latest)
 
 
-def both(mine: Clock, theirs: Clock, is_before: Callable[[str, str], bool]) -> Clock:
-    """The place after two others, whichever of them knew of the other."""
-    if mine == theirs:
-        return mine
-    last = list(dict.fromkeys((*mine.last, *theirs.last)))
-    last = [turn for turn in last if not any(is_before(turn, other) for other in last if other != turn)]
-    latest = max(mine.superstep, theirs.superstep)
+def after_all(clocks: Sequence[Clock], latest: Callable[[Sequence[str]], Sequence[str]]) -> Clock:
+    """The place after several others, whichever of them knew of each other."""
+    if all(clock == clocks[0] for clock in clocks):
+        return clocks[0]
+    superstep = max(clock.superstep for clock in clocks)
     return Clock(
-        latest,
-        tuple(last),
-        tuple(dict.fromkeys((*mine.hidden, *theirs.hidden))),
-        max(mine.epoch, theirs.epoch),
-        max(clock.effects for clock in (mine, theirs) if clock.superstep == latest),
+        superstep,
+        tuple(latest(list(dict.fromkeys(turn for clock in clocks for turn in clock.last)))),
+        tuple(dict.fromkeys(turn for clock in clocks for turn in clock.hidden)),
+        max(clock.epoch for clock in clocks),
+        max(clock.effects for clock in clocks if clock.superstep == superstep),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from masflow.errors import EpisodeError
-from masflow.trace import Path, path_from_json, path_json
+from masflow.trace import Path, path_from_json, path_json, short_key
 
 
 class Script:
@@ -67,7 +67,7 @@ class Script:
         found = (
             i
             for i, (_, turn) in enumerate(self.left)
-            if turn["node"] in names and turn.get("key", item) == item
+            if turn["node"] in names and short_key(turn.get("key", item)) == item
         )
         index = next(found, None)
         return None if index and self.alone() else index

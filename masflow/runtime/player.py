@@ -125,7 +125,7 @@ class Player:
                 if text in live.paths and text not in texts
             },
             effects={key: e for key, e in state.effects.items() if key in live.depends and key not in gone},
-            prompts={text: prompt for text, prompt in state.prompts.items() if text not in texts},
+            prompts={t: p for t, p in state.prompts.items() if texts.get(t, turn_id) == turn_id},
         )
 
     def trajectory(self, state: EpisodeState) -> Trajectory:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import inspect
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from masflow.errors import EpisodeError, boundary
@@ -28,6 +29,8 @@ __all__ = ["Program", "run_program"]
 
 MAX_CALLS = 10_000
 """Calls of one function in one episode, so that a loop over tools ends."""
+LIBRARY = f"{Path(__file__).resolve().parents[1]}/"
+"""Files that are no user's."""
 
 
 class Task(Pending):
@@ -38,6 +41,8 @@ class Task(Pending):
         self.coroutine, self.branch = coroutine, branch
         self.board, self.base = board, board.fork()
         self.waits: Pending | Gather | None = None
+        self.raised: Exception | None = None
+        """What its code raised: raised again where it is awaited, as anywhere in Python."""
         self.ordinals: dict[tuple[str, ...], int] = {}
         self.children = 0
 
@@ -137,16 +142,18 @@ class Program:
             self.stop = ("tool_error", f"{self.ref}: every coroutine waits for another")
 
     def _resume(self, task: Task) -> None:
-        for part in task.parts:
-            if isinstance(part, (Call, Task)):
-                task.board.absorb(part.base, part.board, self._is_before)
-        stop = next((part.stop for part in task.parts if part.stop), None)
+        parts = task.parts
+        branches = [(part.base, part.board) for part in parts if isinstance(part, (Call, Task))]
+        task.board.absorb(branches, self._latest)
+        raisers = [part for part in parts if isinstance(part, Task) and part.raised]
+        raised = raisers[0].raised if raisers else None
+        stop = next((part.stop for part in parts if part.stop and part not in raisers), None)
         if stop is not None:
             self._finish(task, None, stop)
             return
         task.waits = None
         try:
-            done, value = self._step(task)
+            done, value = self._step(task, raised)
             if done:
                 self._finish(task, value, None)
             else:
@@ -154,24 +161,27 @@ class Program:
         except EpisodeError as error:
             self._finish(task, None, (error.outcome, error.message))
 
-    def _is_before(self, turn: str, other: str) -> bool:
-        """Whether one turn lies before another in happened-before order."""
-        turns, left = self.live.turns, [other]
+    def _latest(self, turns: Sequence[str]) -> list[str]:
+        """Of some turns, those that lie before no other one in happened-before order."""
+        known = self.live.turns
+        first = min((known[turn].superstep for turn in turns), default=0)
+        left = [turn for turn in turns if known[turn].superstep > first]
+        before: set[str] = set()
         while left:
             for earlier in self.live.predecessors.get(left.pop(), ()):
-                if earlier == turn:
-                    return True
-                if turns[earlier].superstep > turns[turn].superstep:
+                if earlier not in before and known[earlier].superstep >= first:
+                    before.add(earlier)
                     left.append(earlier)
-        return False
+        return [turn for turn in turns if turn not in before]
 
     def _finish(self, task: Task, value: Any, stop: tuple[str, str] | None) -> None:
         task.waits = None
         if stop is None:
             try:
                 task.value = plain(unwrapped(value, self._no_hidden)) if task.branch == () else value
-            except (TypeError, Misuse) as error:
-                stop = ("tool_error", f"{self.ref}: what the function returns: {error}")
+            except (TypeError, Misuse, RecursionError) as error:
+                stop = ("tool_error", f"{self._top}: what the function returns: {_reason(error)}")
+                _closed([value])
         task.done, task.stop = True, stop
         if stop is not None:
             self._close(task)
@@ -197,9 +207,11 @@ class Program:
             except OutOfTime:
                 return
 
-    def _step(self, task: Task) -> tuple[bool, Any]:
+    def _step(self, task: Task, raised: Exception | None = None) -> tuple[bool, Any]:
         """Let the task's code run to its next `await`: (whether it returned, what it gives).
 
+        Args:
+            raised: by a coroutine that it awaited, for it to catch.
         Raises EpisodeError: it raised, misused what it was given, or took too long.
         """
         self.now, self.fault, late = task, None, False
@@ -207,7 +219,8 @@ class Program:
 
         def run() -> None:
             try:
-                found.append((False, task.coroutine.send(None)))
+                go_on = task.coroutine.send if raised is None else task.coroutine.throw
+                found.append((False, go_on(raised)))
             except StopIteration as end:
                 found.append((True, end.value))
 
@@ -224,19 +237,28 @@ class Program:
         if self.fault is not None:
             raise self.fault
         if caught.error is not None:
-            raise EpisodeError("tool_error", self._told(caught.error, caught.detail))
+            task.raised = caught.raised
+            raise EpisodeError("tool_error", self._told(task, caught.error, caught.detail))
         return found[0]
 
-    def _told(self, error: str, detail: str) -> str:
+    def _told(self, task: Task, error: str, detail: str) -> str:
         """`file:line: Type: text`, the line being the last one of the user's own code."""
         text = error.removeprefix(f"{self.ref}: ")
+        if "cannot reuse already awaited coroutine" in text:
+            text = "a coroutine is awaited twice; call its function once for each await"
         frames = re.findall(r'File "([^"]+)", line (\d+)', detail)
-        own = [(f, n) for f, n in frames if "/masflow/runtime/" not in f and "/masflow/timelimit" not in f]
+        own = [(f, n) for f, n in frames if not f.startswith(LIBRARY)]
         file = self.ref.rpartition(":")[0]
         inside = [(f, n) for f, n in own if f == file] or own
-        place = f"{shown(inside[-1][0])}:{inside[-1][1]}" if inside else self.ref
-        hint = "; " + FOREIGN if "running event loop" in text else ""
-        return f"{place}: {text}{hint}"
+        place = f"{shown(inside[-1][0])}:{inside[-1][1]}" if inside else task.where
+        foreign = any("/asyncio/" in f for f, _ in own) or "running event loop" in text
+        return f"{place}: {text}{'; ' + FOREIGN if foreign else ''}"
+
+    @property
+    def _top(self) -> str:
+        """Where the function begins."""
+        code = getattr(self._main.coroutine, "cr_code", None)
+        return f"{shown(code.co_filename)}:{code.co_firstlineno}" if code is not None else self.ref
 
     def _place_of(self, task: Task) -> str:
         frame = getattr(task.coroutine, "cr_frame", None)
@@ -246,12 +268,20 @@ class Program:
     def _waits(self, task: Task, given: Any) -> Pending | Gather:
         """What was awaited, with coroutines made tasks. Raises EpisodeError for what isn't ours."""
         if isinstance(given, Gather):
-            given.parts = [self._part(task, part, given.where) for part in given.parts]
+            if not given.parts:
+                self._count(given.where)
+            try:
+                given.parts = [self._part(task, part, given.where) for part in given.parts]
+            except EpisodeError:
+                _closed(given.parts)
+                raise
         parts = given.parts if isinstance(given, Gather) else [given]
         for part in parts:
             if not isinstance(part, Pending):
                 what = type(part).__name__
-                raise EpisodeError("tool_error", f"{self._place_of(task)}: awaits a {what}; {FOREIGN}")
+                many = isinstance(part, (list, tuple, Generator))
+                hint = "gather takes calls one by one: write gather(*…)" if many else FOREIGN
+                raise EpisodeError("tool_error", f"{self._place_of(task)}: awaits a {what}; {hint}")
             if part.awaited:
                 message = f"{part.where}: {part.label} is awaited twice; keep its value"
                 raise EpisodeError("tool_error", message)
@@ -350,8 +380,8 @@ class Program:
     def _plain(self, values: Any, where: str, hidden: Callable[[str], Any] | None = None) -> Any:
         try:
             return plain(unwrapped(values, hidden or self._no_hidden))
-        except (TypeError, Misuse) as error:
-            raise self.misuse(where, str(error).replace("the result", "a value", 1)) from None
+        except (TypeError, Misuse, RecursionError) as error:
+            raise self.misuse(where, _reason(error).replace("the result", "a value", 1)) from None
 
     def _hidden(self, name: str) -> Any:
         return self.play.task[name]
@@ -370,6 +400,17 @@ def unused(live: Live, play: Play) -> list[str]:
     depth = len(play.prefix)
     lost = [text for text in live.state.replies if text not in live.paths]
     return [text for text in lost if path_from_json(text)[:depth] == play.prefix]
+
+
+def _reason(error: Exception) -> str:
+    return "it holds itself, or is nested too deep" if isinstance(error, RecursionError) else str(error)
+
+
+def _closed(parts: Sequence[Any]) -> None:
+    """Close the coroutines that were never begun."""
+    for part in parts:
+        if inspect.iscoroutine(part) and inspect.getcoroutinestate(part) == inspect.CORO_CREATED:
+            part.close()
 
 
 async def _all_of(given: Gather) -> list[Any]:

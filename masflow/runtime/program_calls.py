@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
 
-from masflow.compiler.graph import Node, RoleIR
+from masflow.compiler.graph import Node, RoleIR, ToolIR
 from masflow.errors import EpisodeError, RunError, closest
 from masflow.runtime.awaiting import Misuse, Pending, unwrapped
 from masflow.runtime.effects import effect_key, run_tool
@@ -20,8 +20,9 @@ from masflow.runtime.items import begin_sub, end_sub
 from masflow.runtime.live import Item, Play, Templates, Visit
 from masflow.runtime.turns import run_role, thread_name
 from masflow.runtime.walk import run_play
+from masflow.spec.types import mismatch, shown, unwritable
 from masflow.tools import plain
-from masflow.trace import Moment, Path, Step, path_json
+from masflow.trace import Moment, Path, Step, path_json, short_key
 
 if TYPE_CHECKING:
     from masflow.runtime.program import Program, Task
@@ -88,6 +89,7 @@ class AgentCall(Call):
         info = program.play.info
         role, node = info.roles[name], info.nodes[name]
         who = _member(role, member, where)
+        _check_given(role, values, prompt, thread, where)
         visit, item = _identity(program, task, name, who, role.members, key, where)
         if task.board.visits[name] >= node.max_visits:
             raise EpisodeError("limit", f"{where}: role {name} reached its {node.max_visits} visits")
@@ -143,6 +145,10 @@ class AgentCall(Call):
         if found is None or self.templates is None or found[1] in self.templates.names:
             return message
         name = found[1]
+        if name in self.play.info.hidden:
+            return (
+                f"{self.where}: the prompt names the hidden field '{name}', which only rewards and tools read"
+            )
         return f"{self.where}: the call gives no '{name}': write agents.{self.role.name}({name}=…)"
 
     def _compare(self) -> None:
@@ -182,6 +188,9 @@ class ToolCall(Call):
             raise EpisodeError(
                 "limit", f"{where}: tool {name} reached its {info.nodes[name].max_visits} visits"
             )
+        problem = _misfit(info.tools[name], args)
+        if problem:
+            raise EpisodeError("tool_error", f"{where}: tool '{name}': {problem}")
         path = (*program.play.prefix, Step(program.play.call, name, visit, item))
         return cls(program, task, name, path, args, key, where)
 
@@ -271,16 +280,66 @@ def _identity(
             label = "~" + ".".join(map(str, task.branch))
             place = label if place is None else f"{label} {place}"
         return task.ordinal(name, member if members else ""), place
-    if isinstance(key, bool) or not isinstance(key, (str, int)) or str(key).startswith("~"):
-        message = f"a key is text or a whole number, and begins without '~'; got {key!r}"
-        raise EpisodeError("tool_error", f"{where}: {message}")
-    identity = (name, member if members else "", f"{type(key).__name__} {key}")
+    _check_name(key, "key", where)
+    if str(key).startswith("~"):
+        raise EpisodeError("tool_error", f"{where}: a key begins without '~'; got {shown(key)}")
+    identity = (name, member, str(key)) if members else (name, "", f"{type(key).__name__} {key}")
     if identity in program.keys:
         first = program.keys[identity]
-        message = f"'{name}' has a call with key {key!r} already, made at {first}; give each call its own key"
+        message = (
+            f"'{name}' has a call with key {shown(key)} already, made at {first}; give each call its own key"
+        )
         raise EpisodeError("tool_error", f"{where}: {message}")
     program.keys[identity] = where
-    return 1, f"{member}:{key}" if members else key
+    return 1, f"{member}:{short_key(key)}" if members else short_key(key)
+
+
+def _check_name(value: Any, what: str, where: str) -> None:
+    """A key or a thread. Raises EpisodeError: it doesn't stay the same from one play to the next."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        message = f"a {what} is text or a whole number; got {shown(value)}"
+    elif unwritable(value):
+        message = f"the {what} {unwritable(value)}: {shown(value)}"
+    else:
+        return
+    raise EpisodeError("tool_error", f"{where}: {message}")
+
+
+def _check_given(role: RoleIR, values: dict[str, Any], prompt: Any, thread: Any, where: str) -> None:
+    """What a call of a role gives beside its key. Raises EpisodeError."""
+    message = ""
+    lost = [name for name in ("task", "visit", *(["me"] if role.members else [])) if name in values]
+    if lost:
+        message = f"'{lost[0]}' is what masflow calls it in every prompt; give the value another name"
+    elif prompt is not None and not isinstance(prompt, str):
+        message = f"a prompt is a template's text; got {shown(prompt)}"
+    elif prompt is not None and re.fullmatch(r"[\w./\\-]+\.(md|txt|jinja2?|j2)", prompt):
+        message = f"a call's prompt is the text itself, and {prompt!r} looks like a file; read it at the top"
+    elif thread is not None:
+        _check_name(thread, "thread", where)
+    if message:
+        raise EpisodeError("tool_error", f"{where}: {message}")
+
+
+def _misfit(tool: ToolIR, args: dict[str, Any]) -> str | None:
+    """Why a tool doesn't take these arguments; None where it does."""
+    function = tool.function
+    types = {**tool.parameters, **function.types}
+    params = function.params or tuple(types)
+    free = ("state", *tool.settings)
+    lost = [name for name in args if name not in params]
+    if lost and "**" not in params:
+        return _unknown("argument", lost[0], [name for name in params if name not in free])
+    missing = [name for name in function.required if name not in args and name not in free]
+    if missing:
+        return f"needs '{missing[0]}'; write {missing[0]}=…"
+    return next((m for name in args if name in types and (m := _mismatch(name, args[name], tool))), None)
+
+
+def _mismatch(name: str, value: Any, tool: ToolIR) -> str | None:
+    if value is None and (name in tool.function.nullable or name not in tool.function.required):
+        return None
+    return mismatch(value, tool.function.types.get(name) or tool.parameters[name], name)
 
 
 def _member(role: RoleIR, member: str | int | None, where: str) -> str:
