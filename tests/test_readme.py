@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 from masflow.compiler import compile_workflow
+from masflow.compiler.plan import Plan
+from masflow.models.scripted import ScriptedEngine
 from masflow.project import load
+from masflow.runtime.episodes import play
+from masflow.runtime.player import Player
+from masflow.trace import EpisodeKey
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", README, re.S)
-    assert found
-    return found.group(1)
+def block(language: str, number: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)[number]
 
 
 @pytest.fixture
@@ -43,6 +46,25 @@ def test_the_python_makes_the_same_document(project: Path):
     made: dict[str, Any] = {"__name__": "lookup"}
     exec(compile(block("python"), str(project / "lookup.py"), "exec"), made)
     assert made["team"].build().spec == load(project / "lookup.yaml").spec
+
+
+def test_the_function_plays(project: Path):
+    (project / "research.py").write_text(block("python", 1))
+    (project / "pyproject.toml").touch()
+    root, graphs = compile_workflow(f"{project / 'research.py'}:research")
+    players = {role.name: "policy" for role in graphs[root].roles}
+    player = Player(Plan(root, graphs, policy_of=players, root_dir=str(project)))
+    script = {
+        "lead": ['{"topics": ["kabul", "herat", "kabul"]}'],
+        "scout": lambda request: f"<note>{request.messages[-1].content}</note>",
+        "writer": ["<answer>kabul</answer>"],
+    }
+    task = {"question": "capital of afghanistan", "answers": ["Kabul"]}
+    states = [player.start(task, EpisodeKey(0, "train", 0, 0, "0", 0))]
+    [episode] = play(player, states, ScriptedEngine(script).generate)
+    assert (episode.outcome, episode.output) == ("ok", {"answer": "kabul"})
+    assert [turn.member for turn in episode.turns] == ["lead", "scout", "scout", "writer"]
+    assert "What is known of herat?" in episode.turns[-1].messages[-1].content
 
 
 def test_the_commands_are_commands():
