@@ -290,7 +290,8 @@ def _runtime_lines(plan: Plan) -> Iterator[str]:
     engine, limit = runtime.engine, f"at most {runtime.engine.max_batch_tokens} tokens decoded together"
     taken = f"takes {engine.memory_frac:.0%} of a device's memory, batches as requests come and go"
     yield f"engine {engine.use}: {taken if engine.use == 'vllm' else limit}"
-    why = "one process plays, then trains" if runtime.pipeline == "auto" else "as asked for"
+    who = "one process plays, then trains" if runtime.backend == "local" else "all play, then all train"
+    why = who if runtime.pipeline == "auto" else "as asked for"
     yield f"pipeline sync: {why}; staleness 0"
 
 
@@ -298,6 +299,7 @@ def _place_text(model: ModelIR) -> str:
     """How many processes of a cluster speak for a model and train it, and what each takes."""
     rollout, trainer = model.place.rollout, model.place.trainer
     speak = f"rollout workers {rollout.workers}{_share(rollout.cpus, rollout.gpus)}"
+    speak += f" with {rollout.engine.use}" if rollout.engine else ""
     if model.train == "frozen":
         return speak
     learn = f"trainer workers {trainer.workers}{_share(trainer.cpus, trainer.gpus)}"

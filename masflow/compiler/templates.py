@@ -59,7 +59,7 @@ class Missing(Undefined):
     """Null that knows its name: false, equal to null, its fields missing too; printing it raises."""
 
     __slots__ = ()
-    __str__ = __iter__ = __len__ = Undefined._fail_with_undefined_error  # type: ignore[assignment]
+    __str__ = __iter__ = __len__ = Undefined._fail_with_undefined_error
 
     @property
     def _undefined_message(self) -> str:
@@ -163,7 +163,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"'{attribute}' of {type(obj).__name__} is out of reach for templates")
 
-    def call(self, context: _Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: _Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         context.spend(CALL_COST)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):

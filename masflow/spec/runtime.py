@@ -70,7 +70,7 @@ class Place(Spec):
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
         rollout, trainer = data.get("rollout"), data.get("trainer")
         if data.get("placement") == "colocated" and isinstance(rollout, dict) and isinstance(trainer, dict):
-            for key in ("workers", "gpus"):
+            for key in ("workers", "gpus", "cpus"):
                 if key in rollout and key in trainer and rollout[key] != trainer[key]:
                     message = f"colocated workers are the same processes, and '{key}' differs between them"
                     fix = "write it once, or equal in both; or 'placement: separate'"

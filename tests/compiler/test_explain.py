@@ -41,6 +41,17 @@ def test_the_text_says_who_plays_what_and_how_large_each_group_is(plan):
     assert "local: everything in this process; threads 1; a run repeats bit for bit" in text
 
 
+def test_the_text_of_a_plan_on_ray_says_what_each_model_gets(project, tiny):
+    runtime = """runtime:
+  backend: ray
+  defaults: {placement: separate, rollout: {workers: 2, gpus: 1, engine: {max_batch_tokens: 64}}}
+"""
+    text = explain(compile_experiment(project({**tiny, "tiny.yaml": tiny["tiny.yaml"] + runtime})))
+    assert "ray: a star of processes, with a Ray of its own on this machine; threads as many as" in text
+    assert "policy: placement separate, rollout workers 2 (each 1 GPUs) with transformers, trainer" in text
+    assert "pipeline sync: all play, then all train; staleness 0" in text
+
+
 def test_the_picture_has_every_node_and_arrow_and_escapes_conditions(project, tiny):
     workflow = tiny["workflow.yaml"].replace(
         "visits.plan < 2", "plan.plan == 'a \\\"b\\\"' or visits.plan < 2"
