@@ -5,6 +5,7 @@ A function loaded from a file travels by value, so that it reaches workers that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import Any
 
 from masflow.compiler.graph import FunctionIR
 from masflow.errors import Problem, RunError, SpecError, Where, boundary
-from masflow.probe import load_module
+from masflow.probe import SOURCE, load_module
 from masflow.spec.types import parse_type
 
 MAX_STARTS = 8
@@ -37,6 +38,7 @@ def inspect_functions(
     Returns:
         Reference → what was found, or the problem: an import that fails, a missing name, a time limit.
     """
+    forget_changed()
     where = dict(reversed(refs))
     pending = list(dict.fromkeys(ref for ref, _ in refs))
     found: dict[str, FunctionIR | Problem] = {}
@@ -70,6 +72,7 @@ def read_program(ref: str, where: Where, root: Path, timeout_s: float = 20) -> d
     Raises:
         SpecError: the file can't be imported, has no such function, or the function isn't decorated.
     """
+    forget_changed()
     lines, end = _run_probe([ref], root, timeout_s)
     line = next((line for line in lines if "ref" in line), None)
     file, _, name = ref.rpartition(":")
@@ -148,6 +151,26 @@ def _result(line: dict[str, Any], where: Where) -> FunctionIR | Problem:
         types={name: parse_type(kind) for name, kind in line.get("types", {}).items()},
         summary=line.get("summary", ""),
     )
+
+
+def forget_changed() -> None:
+    """Let go of users' modules whose files have changed, so that what is compiled anew is what is played.
+
+    A run that goes on has its functions already; what a file imports stays loaded, as everywhere in Python.
+    """
+    changed = False
+    for name, module in list(sys.modules.items()):
+        made_from, file = getattr(module, "__dict__", {}).get(SOURCE), getattr(module, "__file__", None)
+        if made_from is None or file is None or (Path(file).is_file() and file_hash(Path(file)) == made_from):
+            continue
+        del sys.modules[name]
+        changed = True
+    if changed:
+        _load.cache_clear()
+
+
+def file_hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def load_callable(ref: str, root: Path | str) -> Callable[..., Any]:

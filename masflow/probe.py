@@ -22,6 +22,9 @@ from typing import Any
 
 from masflow.errors import boundary, closest
 
+SOURCE = "__masflow_source__"
+"""Where a user's module keeps the hash of the file that it was made from."""
+
 
 def load_module(name: str, root: str) -> types.ModuleType:
     """The module behind the left side of a reference: a `.py` file, or a module's dotted name.
@@ -37,12 +40,16 @@ def load_module(name: str, root: str) -> types.ModuleType:
                 sys.path.remove(root)
     path = Path(root, name).absolute()
     own = f"masflow_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    folders = path.parent.relative_to(root).parts if path.is_relative_to(root) else ()
+    if all(folder.isidentifier() for folder in folders):  # "from .neighbour import x" finds its package
+        own = ".".join((*folders, own))
     if own in sys.modules:
         return sys.modules[own]
     spec = importlib.util.spec_from_file_location(own, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[own] = module
+    module.__dict__[SOURCE] = hashlib.sha256(path.read_bytes()).hexdigest()
     whole = False
     sys.path.insert(0, root)  # what it imports may stand there
     try:

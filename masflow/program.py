@@ -7,6 +7,7 @@ Knows no graph.
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from masflow.as_data import plain_data, type_data
 from masflow.decorators import lines_of
-from masflow.errors import Problem, SpecError, Where
+from masflow.errors import Problem, SpecError, Where, boundary
 
 __all__ = ["workflow"]
 
@@ -76,7 +77,10 @@ class _Declared:
 
     def _check(self) -> None:
         if not inspect.iscoroutinefunction(self.function):
+            yields = inspect.isasyncgenfunction(self.function)
             message = f"'{self.name}' is no async function, so it can't wait for agents"
+            if yields:
+                message = f"'{self.name}' yields values; a workflow returns one"
             self._problem((), "not-async", message, f"write 'async def {self.name}(task, agents, ctx)'")
             return
         try:
@@ -86,17 +90,30 @@ class _Declared:
             self._problem((), "wrong-signature", message, f"write 'async def {self.name}(task, agents, ctx)'")
 
     def _converted(self, key: str, value: Any) -> Any:
-        try:
-            if key == "task":
-                return _task(value)
-            if key == "roles" and isinstance(value, dict):
-                return {name: self._role(role) for name, role in value.items()}
-            if key == "tools" and isinstance(value, dict):
-                return {name: self._tool(tool) for name, tool in value.items()}
-            return self._plain(value, key)
-        except SpecError as error:
-            self.problems += [self._placed(problem, key) for problem in error.problems]
-            return {}
+        made: Any = {}
+        with boundary(key) as caught:
+            try:
+                made = self._made(key, value)
+            except SpecError as error:
+                self.problems += [self._placed(problem, key) for problem in error.problems]
+        if caught.error is not None:
+            message = f"can't be read: {caught.error.removeprefix(f'{key}: ')}"
+            self._problem((key,), "bad-value", message, f"write '{key}' as plain data, as in a YAML file")
+        odd = _odd(made, (key,))
+        if odd is None:
+            return made
+        path, what = odd
+        self._problem(path, "bad-value", what, "write text, numbers, lists and mappings, as in a YAML file")
+        return {}
+
+    def _made(self, key: str, value: Any) -> Any:
+        if key == "task":
+            return _task(value)
+        if key == "roles" and isinstance(value, dict):
+            return {name: self._role(role) for name, role in value.items()}
+        if key == "tools" and isinstance(value, dict):
+            return {name: self._tool(tool) for name, tool in value.items()}
+        return self._plain(value, key)
 
     def _role(self, role: Any) -> Any:
         if not isinstance(role, dict):
@@ -159,6 +176,22 @@ class _Declared:
     def _placed(self, problem: Problem, key: str) -> Problem:
         where = self._where(key)
         return Problem.at(where, problem.code, problem.message, problem.fix)
+
+
+def _odd(value: Any, path: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], str] | None:
+    """(path, what it is) of the first thing inside that a document can't hold."""
+    if isinstance(value, dict):
+        keys = [key for key in value if not isinstance(key, str)]
+        if keys:
+            return path, f"a name is text; got {keys[0]!r} ({type(keys[0]).__name__})"
+        return next((odd for key, inner in value.items() if (odd := _odd(inner, (*path, key)))), None)
+    if isinstance(value, list):
+        return next((odd for i, inner in enumerate(value) if (odd := _odd(inner, (*path, i)))), None)
+    if value is None or isinstance(value, (str, bool, int)):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else (path, f"{value} isn't a finite number")
+    return path, f"a {type(value).__name__} is no data: {value!r:.60}"
 
 
 def _task(task: Any) -> Any:

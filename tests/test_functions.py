@@ -141,3 +141,15 @@ def test_annotations_and_the_docstring_describe_a_function_to_a_model(tmp_path: 
         "d": "[x, y]",
     }
     assert found.summary == "Says it all."
+
+
+def test_a_file_that_changed_is_loaded_anew_once_it_is_looked_at_again(tmp_path):
+    file = tmp_path / "changing.py"
+    file.write_text("def f():\n    return 1\n")
+    ref = f"{file}:f"
+    inspect_functions([(ref, Where())], tmp_path)
+    first = load_callable(ref, tmp_path)
+    file.write_text("def f():\n    return 2\n")
+    assert load_callable(ref, tmp_path) is first  # a run that goes on isn't changed under way
+    inspect_functions([(ref, Where())], tmp_path)
+    assert (first(), load_callable(ref, tmp_path)()) == (1, 2)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from masflow.compiler.analysis import references
 from masflow.compiler.graph import Graph, RoleIR
+from masflow.compiler.repeats import unrepeatable
 from masflow.errors import Problem, Where, closest, unknown
 from masflow.project import display_path
 
@@ -36,6 +37,8 @@ def call_problems(graph: Graph) -> Iterator[Problem]:
     if function is None or len(names) < 3:
         return
     agents, context = names[1], names[2]
+    for line, message, fix in unrepeatable(tree, function):
+        yield Problem.at(Where(display_path(Path(path)), line), "warn-not-repeatable", message, fix)
     for node in ast.walk(function):
         where = Where(display_path(Path(path)), getattr(node, "lineno", 0))
         role = _attribute(node, agents)

@@ -6,6 +6,7 @@ that a call may hand over are therefore not judged here.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -74,10 +75,25 @@ def _only(path: Path, where: Where) -> str:
     if len(names) == 1 or path.stem in names:
         return path.stem if path.stem in names else names[0]
     if not names:
+        _check_syntax(path)
         message, fix = f"'{path.name}' has no function with '@workflow'", "decorate one, or name a YAML file"
         raise SpecError(Problem.at(where, "no-workflow", message, fix))
     message = f"'{path.name}' has several workflows: {', '.join(names)}"
     raise SpecError(Problem.at(where, "ambiguous-workflow", message, f"write '{path.name}:{names[0]}'"))
+
+
+def _check_syntax(path: Path) -> None:
+    """Raises SpecError where a file can't be read as Python, at its own line."""
+    try:
+        ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        where = Where(display_path(path), error.lineno or 0)
+        raise SpecError(
+            Problem.at(where, "bad-python", f"no Python: {error.msg}", "mend this line")
+        ) from None
+    except (OSError, ValueError) as error:
+        where = Where(display_path(path))
+        raise SpecError(Problem.at(where, "bad-python", f"can't be read: {error}", "mend the file")) from None
 
 
 def _declared(ref: str) -> dict[str, Any]:

@@ -135,6 +135,8 @@ def _line(path: Path, old: Any, new: Any) -> str:
         return f"the base of {whole}: its files or settings changed"
     if last in ("hash", "data_hash"):
         what = "files" if last == "data_hash" else "code"
+        if "program" in rest:
+            return f"the code of the workflow '{''.join(path[1:2])}', its function's file or what that imports, changed"
         return f"the {what} of {whole} changed"
     of = f" of {owner}" if owner else ""
     return f"{'.'.join(rest)}{of}: {_short(old, new)} -> {_short(new, old)}"

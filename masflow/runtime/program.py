@@ -93,9 +93,27 @@ class Program:
         function = self.live.load(self.ref)
         hidden = {name: Hidden(name) for name in self.play.info.hidden}
         task = Value({**self.play.task, **hidden})
-        coroutine = function(task, Agents(self), Context(self, self.play.params))
+        coroutine = self._called(function, (task, Agents(self), Context(self, self.play.params)))
         self._main = Task(coroutine, (), self.play.thread.board, self.ref)
         self.tasks.append(self._main)
+
+    def _called(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        """Its coroutine; runs none of its code, but a decorator's. Raises EpisodeError: it gives none."""
+        made, late = None, False
+        with boundary(self.ref) as caught:
+            try:
+                made = call_limited(lambda: [function(*given)], {}, self.timeout_s)[0]
+            except OutOfTime:
+                late = True
+        if late:
+            message = f"{shown(self.ref)}: calling it took more than {self.timeout_s:g} s; what decorates it?"
+            raise EpisodeError("timeout", message)
+        if caught.error is not None:
+            raise EpisodeError("tool_error", self._told(shown(self.ref), caught.error, caught.detail))
+        if not inspect.iscoroutine(made):
+            message = f"calling it gives no coroutine but a {type(made).__name__}; what decorates it?"
+            raise EpisodeError("tool_error", f"{shown(self.ref)}: {message}")
+        return made
 
     def go_on(self) -> None:
         """Run what can run: calls that have their replies, then rounds of tasks."""
@@ -238,10 +256,10 @@ class Program:
             raise self.fault
         if caught.error is not None:
             task.raised = caught.raised
-            raise EpisodeError("tool_error", self._told(task, caught.error, caught.detail))
+            raise EpisodeError("tool_error", self._told(task.where, caught.error, caught.detail))
         return found[0]
 
-    def _told(self, task: Task, error: str, detail: str) -> str:
+    def _told(self, where: str, error: str, detail: str) -> str:
         """`file:line: Type: text`, the line being the last one of the user's own code."""
         text = error.removeprefix(f"{self.ref}: ")
         if "cannot reuse already awaited coroutine" in text:
@@ -250,7 +268,7 @@ class Program:
         own = [(f, n) for f, n in frames if not f.startswith(LIBRARY)]
         file = self.ref.rpartition(":")[0]
         inside = [(f, n) for f, n in own if f == file] or own
-        place = f"{shown(inside[-1][0])}:{inside[-1][1]}" if inside else task.where
+        place = f"{shown(inside[-1][0])}:{inside[-1][1]}" if inside else where
         foreign = any("/asyncio/" in f for f, _ in own) or "running event loop" in text
         return f"{place}: {text}{'; ' + FOREIGN if foreign else ''}"
 

@@ -169,6 +169,16 @@ FAULTS = [
     ("    tools={", "    workflows=[1],\n    tools={", "wrong-type", "'workflows' is a mapping", "NAME"),
     ("    tools={", '    workflows={"x": {}},\n    tools={', "missing-key", "doesn't say which", "use"),
     ("    tools={", "    timeout_s=0,\n    tools={", "out-of-bounds", "timeout_s", ""),
+    ('    params={"n": 2}', '    params={"n": object()}', "bad-value", "a object is no data", ""),
+    ('    params={"n": 2}', '    params={"n": float("nan")}', "bad-value", "nan isn't a finite number", ""),
+    ('    params={"n": 2}', "    params={3: 2}", "bad-value", "a name is text; got 3 (int)", ""),
+    (
+        "    answers: Annotated",
+        '    more: "Missing"\n    answers: Annotated',
+        "bad-value",
+        "'Missing'",
+        "YAML",
+    ),
 ]
 
 
@@ -198,6 +208,7 @@ def lines_allowed(path: Path, code: str) -> set[int]:
         "not-async": "@workflow(",
         "wrong-signature": "@workflow(",
         "unknown-type": "task=Claim",
+        "bad-value": "task=Claim",
         "unknown-node": '{"name": "close"',
         "local-function": "rewards=[",
         "node-in-function": '"scout": {',
@@ -213,6 +224,34 @@ def test_a_plain_function_cant_wait_for_agents(tmp_path):
     [problem] = check(path)
     assert (problem.code, problem.line) == ("not-async", line_of(path, "@workflow("))
     assert problem.fix == "write 'async def research(task, agents, ctx)'"
+
+
+def test_a_function_that_yields_is_told_so(tmp_path):
+    [problem] = check(written(tmp_path, ("return (await agents.lead()).why", "yield 1")))
+    assert problem.code == "not-async" and "yields values; a workflow returns one" in problem.message
+
+
+def test_a_file_in_a_folder_imports_its_neighbours_as_in_a_package(tmp_path):
+    from masflow.functions import load_callable
+
+    (tmp_path / "pyproject.toml").touch()
+    folder = tmp_path / "flows" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "beside_of_test.py").write_text('SAY = "judge {{ question }}"\n')
+    (tmp_path / "flows" / "above_of_test.py").write_text("N = 2\n")
+    head = (
+        "from .beside_of_test import SAY\nfrom ..above_of_test import N\nfrom masflow import gather, workflow"
+    )
+    path = written(
+        folder,
+        ("from masflow import gather, workflow", head),
+        ('"judge {{ question }}"', "SAY"),
+        ('params={"n": 2}', 'params={"n": N}'),
+    )
+    (folder / "pyproject.toml").unlink()
+    root, graphs = compile_workflow(path)
+    assert graphs[root].role("lead").prompt == "judge {{ question }}" and graphs[root].params == {"n": 2}
+    assert load_callable(f"{path}:research", tmp_path).__name__ == "research"
 
 
 def test_an_experiment_names_a_function_and_what_is_wrong_with_the_name_stands_there(tmp_path):
@@ -237,6 +276,13 @@ def test_an_experiment_names_a_function_and_what_is_wrong_with_the_name_stands_t
         [problem] = [p for p in check(tmp_path / "e.yaml") if p.code == code]
         assert message in problem.message and problem.fix
         assert (Path(problem.file).name, problem.line) == ("e.yaml", 3), problem
+
+
+def test_a_file_that_is_no_python_is_told_at_its_line(tmp_path):
+    path = written(tmp_path, ("    return (await agents.lead()).why", "    return ("))
+    [problem] = check(path)
+    assert (problem.code, problem.line) == ("bad-python", line_of(path, "    return ("))
+    assert Path(problem.file).name == "research.py" and problem.fix
 
 
 def test_a_workflow_that_runs_itself_is_refused(tmp_path):

@@ -93,7 +93,7 @@ def test_a_function_that_has_changed_isnt_resumed(program, tmp_path):
     train(compile_experiment(path), tmp_path / "run")
     source = path.parent / "echo_team.py"
     source.write_text(source.read_text().replace("heard=said.text", "heard=said.text.upper()"))
-    with pytest.raises(RunError, match="plan"):
+    with pytest.raises(RunError, match="the code of the workflow 'echo_team'"):
         train(compile_experiment(path), tmp_path / "run", resume=True)
 
 

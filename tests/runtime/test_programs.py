@@ -241,6 +241,42 @@ def test_a_function_that_asks_something_else_when_it_is_replayed_stops_the_run(p
         player.advance(fork)
 
 
+def test_the_turn_that_a_fork_asks_again_is_asked_the_same(programmed):
+    plan = programmed(team("""
+        global asked
+        asked += 1
+        await agents.a(what=f"{asked}")
+    """) + "\n\nasked = 0\n")  # fmt: skip
+    player = Player(plan)
+    state = player.start({}, KEY)
+    [one] = play(player, [state], ScriptedEngine({"*": told}).generate)
+    fork = player.fork(state, one.turns[0].id, (path_json(one.turns[0].path), 1, 0))
+    with pytest.raises(RunError, match=r"main.py:8: the function isn't deterministic.*'user: say 1' first"):
+        player.advance(fork)
+
+
+def test_a_key_may_be_whatever_a_model_wrote(programmed):
+    plan = programmed(team("""
+        words = [task.word + end for end in "xy"]
+        got = await gather(*[agents.a(what=str(i), key=word) for i, word in enumerate(words)])
+        return {"all": got[0].text + got[1].text}
+    """, task='{"word": str}'))  # fmt: skip
+    word = "ü\n/🎉" * 2000
+    one = run(plan, task={"word": word})
+    assert one.output == {"all": "01"} and max(len(path_json(t.path)) for t in one.turns) < 1000
+    turns = [{"node": "a", "key": word + end, "reply": end} for end in "yx"]
+    again = Player(plan).demonstrate({"task": {"word": word}, "turns": turns}, KEY)
+    assert sorted(t.text for t in again.turns) == ["x", "y"]
+
+
+def test_keys_of_one_member_differ_as_text(programmed):
+    roles = '{"a": {"prompt": "say {{ what }}", "copies": 2}}'
+    body = 'await agents.a[0](what="x", key=1)\nawait agents.a[1](what="x", key="1")\n'
+    assert run(programmed(team(body, roles))).outcome == "ok"
+    one = run(programmed(team(body + 'await agents.a[0](what="y", key="1")', roles)))
+    assert "'a' has a call with key '1' already" in one.detail
+
+
 def test_a_reply_that_a_replay_does_not_ask_for_stops_the_run(programmed):
     plan = programmed(
         team("""
@@ -485,6 +521,10 @@ def test_hidden_fields_go_to_tools(programmed):
             "main.py:6: TypeError: the hidden field 'n' may be handed to tools",
         ),
         ("return {'n': task.n}", "what the function returns: the hidden field 'n' may be read by rewards"),
+        (
+            'await agents.a(prompt="say {{ n }}")',
+            "main.py:6: the prompt names the hidden field 'n', which only rewards and tools read",
+        ),
         ("if task.n:\n    pass", "main.py:6: TypeError: the hidden field 'n' may be handed to tools"),
         ("return {'n': [*task.n]}", "main.py:6: TypeError: the hidden field 'n' may be handed to tools"),
     ],
@@ -519,6 +559,8 @@ def test_a_tool_that_a_person_approves_pauses_the_episode(programmed):
         ('{"tokens": 7}', 'while True:\n    await agents.a(what="x")', 3, "the 7 tokens are used up"),
         ('{"visits": 2}', 'while True:\n    await agents.a(what="x")', 2, "role a reached its 2 visits"),
         ('{"items": 4}', 'while True:\n    agents.a(what="x")', 4, "5 calls under way; limits.items is 4"),
+        ("{}", "while True:\n    await gather()", 0, "the function made 100 calls"),
+        ("{}", "async def f():\n    await gather(f())\nawait f()", 0, "the function made 100 calls"),
         ("{}", 'while True:\n    await ctx.tool("double", n=1)', 0, "the function made 100 calls"),
     ],
 )
@@ -575,6 +617,40 @@ def test_a_limit_ends_the_episode(programmed, limits, body, turns, detail, monke
         ),
         ("return object()", "tool_error", "what the function returns: the result must be plain data"),
         ("await gather(3)", "tool_error", "main.py:6: awaits a int"),
+        ('await gather([agents.a(what="x")])', "tool_error", "main.py:6: awaits a list; gather takes calls"),
+        ('await gather(agents.a(what=w) for w in "xy")', "tool_error", "write gather(*…)"),
+        ("x = []\nx.append(x)\nreturn x", "tool_error", "what the function returns: it holds itself"),
+        ("x = []\nx.append(x)\nawait agents.a(what=x)", "tool_error", "main.py:8: it holds itself"),
+        (
+            "async def f():\n    pass\nc = f()\nawait gather(c, c)",
+            "tool_error",
+            "main.py:9: a coroutine is awaited twice; call its function once",
+        ),
+        (
+            "async def f():\n    pass\nreturn f()",
+            "tool_error",
+            "main.py:4: what the function returns: the result must be plain data",
+        ),
+        (
+            "import asyncio\nlock = asyncio.Lock()\nasync def f():\n    async with lock:\n"
+            '        await agents.a(what="x")\nawait gather(f(), f())',
+            "tool_error",
+            "masflow.gather only",
+        ),
+        ('await agents.a("x")', "tool_error", "main.py:6: values have names: write agents.a(NAME=…)"),
+        ("await agents.a", "tool_error", "main.py:6: a role is called: write await agents.a(…)"),
+        ('await ctx.tool("double", 1)', "tool_error", "write ctx.tool('double', NAME=…)"),
+        ('await ctx.tool("double", m=1)', "tool_error", "tool 'double': no argument 'm'; known: n"),
+        ('await ctx.tool("double")', "tool_error", "main.py:6: tool 'double': needs 'n'; write n=…"),
+        ('await ctx.tool("double", n="1")', "tool_error", "n: expected int, got '1' (str)"),
+        ('await ctx.tool("double", n=None)', "tool_error", "n: expected int, got null"),
+        ('await ctx.run("di" + "g", "x")', "tool_error", "task fields have names"),
+        ('await agents.a(what="x", task="y")', "tool_error", "main.py:6: 'task' is what masflow calls it"),
+        ('await agents.a(what="x", prompt=3)', "tool_error", "a prompt is a template's text; got 3"),
+        ('await agents.a(what="x", prompt="a/b.md")', "tool_error", "'a/b.md' looks like a file"),
+        ('await agents.a(what="x", key="~1")', "tool_error", "a key begins without '~'"),
+        ('await agents.a(what="x", key="\\ud800")', "tool_error", "half a character"),
+        ('await agents.a(what="x", thread=1.5)', "tool_error", "a thread is text or a whole number; got 1.5"),
         ("while True:\n    pass", "timeout", "the function's own code took more than 0.2 s"),
         ("raise SystemExit(3)", "tool_error", "SystemExit"),
     ],
@@ -587,6 +663,87 @@ def test_what_the_function_does_wrong_ends_the_episode_with_its_place(programmed
     assert one.outcome == outcome
     assert detail in one.detail, one.detail
     assert "main.py:" in one.detail
+
+
+def test_what_a_coroutine_raises_can_be_caught_where_it_is_awaited(programmed):
+    one = run(programmed(team("""
+        async def side(word):
+            found = await agents.a(what=word, key=word)
+            if word == "2":
+                raise ValueError(word)
+            return found.text
+        try:
+            return {"got": await gather(*[side(word) for word in "123"])}
+        except ValueError as error:
+            caught = str(error)
+        going = ctx.spawn(side("2" * 1)) if not caught else ctx.spawn(side("4"))
+        return {"caught": caught, "later": await going, "last": (await agents.b(what="b")).text}
+    """)))  # fmt: skip
+    assert one.output == {"caught": "2", "later": "4", "last": "b"}, one.detail
+    assert {t.text: t.superstep for t in one.turns} == {"1": 1, "2": 1, "3": 1, "4": 2, "b": 3}
+
+
+def test_what_ends_an_episode_goes_before_what_a_coroutine_beside_it_raises(programmed):
+    one = run(programmed(team("""
+        async def side():
+            raise ValueError("caught")
+        try:
+            await gather(side(), agents.a())
+        except ValueError:
+            pass
+    """)))  # fmt: skip
+    assert one.outcome == "tool_error" and "the call gives no 'what'" in one.detail
+
+
+@pytest.mark.parametrize(
+    ("decorator", "outcome", "detail"),
+    [
+        ("return f(*given)", "ok", ""),
+        ("raise ValueError('no')", "tool_error", "main.py:7: ValueError: no"),
+        ("return 3", "tool_error", "calling it gives no coroutine but a int; what decorates it?"),
+        ("__import__('time').sleep(9)", "timeout", "calling it took more than 0.3 s; what decorates it?"),
+    ],
+)
+def test_a_decorator_above_the_workflow_breaks_no_more_than_the_episode(
+    programmed, decorator, outcome, detail
+):
+    above = "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def made(*given): " + decorator
+    one = run(programmed(f"{above}\n    return made\n@deco\n" + team("return {}", timeout_s="0.3")))
+    assert one.outcome == outcome and detail in one.detail, one.detail
+
+
+def test_many_calls_at_once_cost_no_more_each_than_few(programmed, monkeypatch):
+    class Counted(dict):
+        looked = 0
+
+        def get(self, *given):
+            Counted.looked += 1
+            return super().get(*given)
+
+    limits = '{"turns": 5000, "visits": 5000, "items": 5000}'
+    counts = []
+    for number in (40, 400):
+        plan = programmed(team(f"""
+            async def two(i):
+                first = await agents.a(what=str(i), key=i)
+                return (await agents.b(what=first.text, key=i)).text
+            first = await gather(*[two(i) for i in range({number})])
+            return {{"n": len(first), "end": (await agents.a(what="end")).text}}
+        """, limits=limits))  # fmt: skip
+        player = Player(plan)
+        state = player.start({}, KEY)
+        requests, Counted.looked = player.advance(state), 0
+        assert state.live is not None
+        state.live.predecessors = Counted(state.live.predecessors)
+        while requests:
+            for reply in ScriptedEngine({"*": told}).generate(requests):
+                player.deliver(state, reply)
+            requests = player.advance(state)
+        one = player.trajectory(state)
+        assert one.output["n"] == number, one.detail
+        assert one.turns[-1].superstep == 3 and len(one.predecessors[one.turns[-1].id]) == number
+        counts.append(Counted.looked)
+    assert counts[1] <= 12 * max(counts[0], 40), counts
 
 
 def test_a_misuse_ends_the_episode_even_where_the_function_catches_it(programmed):
