@@ -136,7 +136,7 @@ def _line(path: Path, old: Any, new: Any) -> str:
     if last in ("hash", "data_hash"):
         what = "files" if last == "data_hash" else "code"
         if "program" in rest:
-            return f"the code of the workflow '{''.join(path[1:2])}', its function's file or what that imports, changed"
+            return f"the code of the workflow '{''.join(path[1:2])}' changed: its file, or what that imports"
         return f"the {what} of {whole} changed"
     of = f" of {owner}" if owner else ""
     return f"{'.'.join(rest)}{of}: {_short(old, new)} -> {_short(new, old)}"
