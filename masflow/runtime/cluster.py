@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,8 @@ _REMOTE: Any = ray.remote(_Process)
 # -- Ray itself ----------------------------------------------------------------------------------
 
 _folders: list[str] = []
+_MODE = os.environ.get("RAY_AUTH_MODE")
+"""What the person who started this process wants."""
 
 
 def is_up() -> bool:
@@ -220,7 +223,7 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     _hush()
     if address is None:
-        os.environ["RAY_AUTH_MODE"] = "disabled"
+        _authenticate("disabled")
         folder = _short_folder()
         try:
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **quiet)
@@ -231,15 +234,15 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
             ) from error
         _folders.append(folder)
         return
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    _authenticate(_MODE or "token")
     _dial(address)
     try:
         ray.init(address=address, **quiet)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise RunError(
             f"the cluster at '{address}' can't be joined: {_reason(error)}",
-            "start it with 'ray start --head' or 'ray up', give this process its token (RAY_AUTH_TOKEN), and"
-            " use its version of Ray and Python",
+            "start it with 'ray start --head' or 'ray up', give this process its token (RAY_AUTH_TOKEN;"
+            " where it asks for none, RAY_AUTH_MODE=disabled), and use its version of Ray and Python",
         ) from error
 
 
@@ -248,6 +251,12 @@ def stop() -> None:
     ray.shutdown()
     while _folders:
         shutil.rmtree(_folders.pop(), ignore_errors=True)
+
+
+def _authenticate(mode: str) -> None:
+    """Ray reads the variable once, when it is imported; here it reads it again."""
+    os.environ["RAY_AUTH_MODE"] = mode
+    import_module("ray._raylet").Config.initialize("")
 
 
 def _dial(address: str) -> None:
