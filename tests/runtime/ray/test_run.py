@@ -90,7 +90,7 @@ def test_a_run_on_ray_stopped_and_killed_ends_where_one_process_ends(
 
     with pytest.raises(RunError, match=f"(?s)'controller' died.*--resume --out {out}"):
         hub.train(plan, out, resume=True, on_event=kill_after_three)
-    controller.train(plans("{backend: local}"), out, resume=True)
+    hub.train(plan, out, resume=True)
     assert _weights(out) == _weights(alone)
     assert json.dumps(_records(out)) == json.dumps(_records(alone))
     assert all(r["concurrency"] > 1 for r in _records(out) if r["kind"] == "train")
