@@ -234,8 +234,8 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
             ) from error
         _folders.append(folder)
         return
-    _authenticate(_MODE or "token")
     _dial(address)
+    _authenticate(_MODE or "token")
     try:
         ray.init(address=address, **quiet)
     except (OSError, RuntimeError, ValueError, RayError) as error:
