@@ -36,6 +36,19 @@ def truncation(work: Work) -> list[str]:
     return found
 
 
+def broken(work: Work) -> list[str]:
+    """A warning for each way of ending that drops whole episodes of this step, with the first reason."""
+    dropped: dict[str, list[str]] = defaultdict(list)
+    for one in work.trajectories:
+        if work.plan.graph.outcomes.get(one.outcome) == "drop_episode":
+            dropped[one.outcome].append(one.detail)
+    total = len(work.trajectories)
+    return [
+        f"{len(details)} of {total} episodes ended with {outcome} and train nothing: {details[0]}"
+        for outcome, details in sorted(dropped.items())
+    ]
+
+
 def idle(work: Work, counts: dict[str, int]) -> str:
     """Count steps without anything to learn; the reason to stop once `train.patience` is reached, else "".
 

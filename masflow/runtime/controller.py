@@ -250,7 +250,8 @@ def step(run: Run, tasks: Sequence[Task]) -> None:
     run.record(record)
     assert work.batch is not None
     failures = {f"unscored: {text}" for one in work.scored for text in one.failures}
-    for warning in (*run.team.incidents(), *sorted(failures)[:3], *work.batch.warnings):
+    warnings = (*run.team.incidents(), *alarms.broken(work), *sorted(failures)[:3], *work.batch.warnings)
+    for warning in warnings:
         run.warn(warning)
     reason = alarms.idle(work, state.idle)
     if reason:

@@ -97,6 +97,24 @@ def test_a_function_that_has_changed_isnt_resumed(program, tmp_path):
         train(compile_experiment(path), tmp_path / "run", resume=True)
 
 
+def test_what_breaks_in_episodes_is_told_with_its_line_while_the_run_goes_on(program, tmp_path):
+    path = program(("warm_start: {data: demos.jsonl, steps: 4, batch: 4, optimizer: {lr: 5.0e-3}}\n", ""))
+    source = path.parent / "echo_team.py"
+    text = source.read_text()
+    broken = "said = await agents.call()\n    if task.word == 'red':\n        raise ValueError('no red')"
+    source.write_text(text.replace("said = await agents.call()", broken))
+    line = next(i for i, row in enumerate(source.read_text().splitlines(), 1) if "raise" in row)
+    warnings = []
+
+    def on_event(kind: str, facts: dict[str, Any]) -> None:
+        if kind == "warning":
+            warnings.append(str(facts))
+
+    train(compile_experiment(path), tmp_path / "run", on_event=on_event)
+    found = [w for w in warnings if "of 12 episodes ended with tool_error and train nothing" in w]
+    assert found and f"echo_team.py:{line}: ValueError: no red" in found[0] and "4 of 12" in found[0]
+
+
 RESEARCH = '''
 from masflow import gather, workflow
 
