@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-vllm check format clean smollm2 nq-rag-data
+.PHONY: help train test test-slow test-vllm check format clean smollm2 nq-rag-data
 
 help:
 	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"

@@ -16,7 +16,7 @@ import pytest
 
 from masflow.models.ranks import free_address
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 OURS = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
