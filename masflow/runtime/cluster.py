@@ -7,17 +7,16 @@ with the backend.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
-import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from masflow.errors import MasflowError, RunError
+from masflow.runtime import ray_folders
 from masflow.runtime.backend import Actor, Ask, Died, stuck
 from masflow.runtime.placement import Node, check_feasible
 from masflow.spec.runtime import Runtime
@@ -42,8 +41,9 @@ from ray.util.scheduling_strategies import (
 __all__ = ["RayActor", "RayBackend", "RayPending", "is_up", "start", "stop"]
 
 _DIAL_S = 5.0
-_LONGEST_FOLDER = 60
-"""A socket's path has 107 bytes, of which Ray takes some 50 below its folder."""
+_LOOK_EVERY_S = 3.0
+_AWAY_S = 15.0
+"""How long the head may not answer: after 60 s Ray ends this process without an error of ours."""
 
 
 class _Failure:
@@ -93,7 +93,7 @@ class RayPending:
     def get(self, timeout_s: float) -> Any:
         """As `Pending.get`."""
         try:
-            value = ray.get(self.ref, timeout=timeout_s)
+            value = _got(self.ref, timeout_s)
         except GetTimeoutError:
             raise stuck(self.name, self.method, timeout_s) from None
         except RayTaskError as error:  # also one of the kind of its cause
@@ -107,6 +107,19 @@ class RayPending:
         if isinstance(value, _Failure):
             raise value.error
         return value
+
+
+def _got(ref: Any, timeout_s: float) -> Any:
+    """As `ray.get`; meanwhile Ray itself is looked after."""
+    until = time.monotonic() + timeout_s
+    while True:
+        _check_head()
+        left = until - time.monotonic()
+        try:
+            return ray.get(ref, timeout=min(_LOOK_EVERY_S, max(left, 0.0)))
+        except GetTimeoutError:
+            if left <= _LOOK_EVERY_S:
+                raise
 
 
 class RayActor:
@@ -180,6 +193,7 @@ class RayBackend:
         refs = [pending.ref for pending in pendings]
         if not refs:
             return []
+        _check_head()
         ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         there = set(ready)
@@ -202,6 +216,8 @@ _REMOTE: Any = ray.remote(_Process)
 # -- Ray itself ----------------------------------------------------------------------------------
 
 _folders: list[str] = []
+_seen: dict[str, Any] = {"asked": 0.0, "there": 0.0, "address": ""}
+"""Of the head: when it was last asked and last answered, and where."""
 _MODE = os.environ.get("RAY_AUTH_MODE")
 """What the person who started this process wants."""
 
@@ -224,11 +240,11 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
     _hush()
     if address is None:
         _authenticate("disabled")
-        folder = _short_folder()
+        folder = ray_folders.new_folder()
         try:
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            ray_folders.end(folder)
             raise RunError(
                 f"no Ray could be started here: {_reason(error)}", "write 'backend: local' to do without"
             ) from error
@@ -247,10 +263,10 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
 
 
 def stop() -> None:
-    """Leave Ray; one that `start` started ends, and its logs go."""
+    """Leave Ray; one that `start` started ends, with all its processes, and its logs go."""
     ray.shutdown()
     while _folders:
-        shutil.rmtree(_folders.pop(), ignore_errors=True)
+        ray_folders.end(_folders.pop())
 
 
 def _authenticate(mode: str) -> None:
@@ -261,13 +277,10 @@ def _authenticate(mode: str) -> None:
 
 def _dial(address: str) -> None:
     """Ray itself would wait for minutes, and then end the process."""
-    host, colon, port = address.rpartition(":")
     if address == "auto":
         return
     try:
-        if not colon or not port.isdigit():
-            raise OSError("it is neither 'auto' nor HOST:PORT")
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_DIAL_S).close()
+        _connect(address)
     except OSError as error:
         raise RunError(
             f"no Ray cluster answers at '{address}': {error}",
@@ -276,15 +289,32 @@ def _dial(address: str) -> None:
         ) from error
 
 
-def _short_folder() -> str:
-    """A folder of its own whose path leaves room for the names of sockets; those of the dead go."""
-    usual = Path(tempfile.gettempdir())
-    root = usual if len(str(usual)) < _LONGEST_FOLDER else Path("/tmp")
-    for left in root.glob("masflow-ray-*-*"):  # of a process that was killed
-        owner = left.name.split("-")[2]
-        if owner.isdigit() and not Path("/proc", owner).exists() and Path("/proc/self").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"masflow-ray-{os.getpid()}-", dir=root)
+def _connect(address: str) -> None:
+    """Raises OSError when nothing answers there."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise OSError("it is neither 'auto' nor HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_DIAL_S).close()
+
+
+def _check_head() -> None:
+    """Raises RunError once Ray's head has not answered for a while; asks it every few seconds."""
+    now = time.monotonic()
+    if now - _seen["asked"] < _LOOK_EVERY_S:
+        return
+    address = ray.get_runtime_context().gcs_address
+    if now - _seen["asked"] > _AWAY_S or address != _seen["address"]:
+        _seen["there"] = now  # nobody asked for long
+    _seen["asked"], _seen["address"] = now, address
+    try:
+        _connect(address)
+        _seen["there"] = now
+    except OSError as error:
+        if now - _seen["there"] > _AWAY_S:
+            raise RunError(
+                f"Ray itself has ended: its head at {address} has not answered for {_AWAY_S:g} s ({error})",
+                "see what ended it (memory?), then start again; a run goes on with --resume",
+            ) from error
 
 
 def _hush() -> None:
@@ -316,9 +346,14 @@ def _by_value(cls: type) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The lines of Ray's message that say why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Why a process ended: the lines of Ray's message that say it, without its guesses."""
+    text = str(error)
+    if "connection error code 2" in text:
+        return "its process was killed (out of memory?), or crashed"
+    if "node has crashed" in text:
+        return "Ray's own process on its machine has ended"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [
         line for line in lines if line.startswith(("The actor", "Worker exit", "Error Type", "Worker unexp"))
     ]
-    return " ".join(told or lines[:2])[:400] or type(error).__name__
+    return " ".join(told or lines[:2]).partition(" Some common causes")[0][:400] or type(error).__name__
