@@ -9,14 +9,13 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from masflow.errors import EpisodeError, RunError, SpecError
+from masflow.timelimit import prints_aside
 
 if TYPE_CHECKING:
     from masflow.compiler.plan import Plan
@@ -96,13 +95,6 @@ def print_json(value: Any) -> None:
 def counted(number: int, word: str) -> str:
     """`no problem`, `1 problem`, `2 problems`."""
     return f"{number or 'no'} {word}{'s' if number > 1 else ''}"
-
-
-@contextmanager
-def prints_aside(as_json: bool) -> Iterator[None]:
-    """What users' functions print goes to standard error where standard output is for machines."""
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        yield
 
 
 def located(path: Path | None, what: str) -> Path | None:

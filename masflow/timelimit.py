@@ -10,11 +10,20 @@ import asyncio
 import ctypes
 import inspect
 import queue
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
-__all__ = ["OutOfTime", "call_limited"]
+__all__ = ["OutOfTime", "call_limited", "prints_aside"]
+
+
+@contextmanager
+def prints_aside(as_json: bool) -> Iterator[None]:
+    """What users' functions print goes to standard error where standard output is for machines."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield
 
 
 class OutOfTime(Exception):

@@ -30,6 +30,7 @@ from masflow.runtime.progress import Display
 from masflow.runtime.report import result_text
 from masflow.runtime.rundir import Interrupted, RunDir
 from masflow.runtime.seeds import SeedResult, draw_seeds, summary, summary_text, write_summary
+from masflow.timelimit import prints_aside
 
 
 def launch(
@@ -59,7 +60,8 @@ def launch(
     folder = out or default_out(experiment, resume)
     if seeds == 1:
         text = resolved(*files, overrides)
-        result = shown_run(first, folder, resume, only_warm_start, text)
+        with prints_aside(as_json):
+            result = shown_run(first, folder, resume, only_warm_start, text)
         tell(result, experiment, as_json, options_of(mapping, overrides))
         return [result]
     numbers = range(first.train.seed, first.train.seed + seeds)
@@ -73,7 +75,8 @@ def launch(
             if seed == first.train.seed
             else compile_experiment(experiment, mapping=mapping, runtime=runtime, overrides=changed)
         )
-        ended.append(run_seed(plan, folder, resume, only_warm_start, resolved(*files, changed)))
+        with prints_aside(as_json):
+            ended.append(run_seed(plan, folder, resume, only_warm_start, resolved(*files, changed)))
         together(ended, folder)
         if ended[-1].result is not None and not as_json:
             tell(ended[-1].result, experiment, False, options_of(mapping, changed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,13 @@ def test_every_command_takes_a_function(program, tmp_path, monkeypatch):
     assert "played by toy/echo_team.py:echo_team" in ok("explain", "toy.yaml")
     ok("train", "toy.yaml", "--out", str(tmp_path / "run"), "--json", "--set", "train.steps=2")
     ok("sft", "toy.yaml", "--out", str(tmp_path / "sft"), "--json")
+    source = path.parent / "echo_team.py"
+    source.write_text("print('at import')\n" + source.read_text())
+    done = say(
+        app, ["train", "toy.yaml", "--out", str(tmp_path / "said"), "--json", "--set", "train.steps=1"]
+    )
+    assert json.loads(done.stdout)["steps"] == 1 and "at import" in done.stderr
+    source.write_text(source.read_text().removeprefix("print('at import')\n"))
     assert '"echoed"' in ok("eval", "toy.yaml", "--checkpoint", str(tmp_path / "run"), "--json")
     text = ok(
         "run", "toy.yaml", "--checkpoint", str(tmp_path / "run"), "--task", '{"word": "red", "answer": "red"}'
