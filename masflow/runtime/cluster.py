@@ -7,11 +7,13 @@ with the backend.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -242,7 +244,10 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
         _authenticate("disabled")
         folder = ray_folders.new_folder()
         try:
-            ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **quiet)
+            with _own_signals():
+                ray.init(
+                    address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **quiet
+                )
         except (OSError, RuntimeError, ValueError) as error:
             ray_folders.end(folder)
             raise RunError(
@@ -253,13 +258,27 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
     _dial(address)
     _authenticate(_MODE or "token")
     try:
-        ray.init(address=address, **quiet)
+        with _own_signals():
+            ray.init(address=address, **quiet)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise RunError(
             f"the cluster at '{address}' can't be joined: {_reason(error)}",
             "start it with 'ray start --head' or 'ray up', give this process its token (RAY_AUTH_TOKEN;"
             " where it asks for none, RAY_AUTH_MODE=disabled), and use its version of Ray and Python",
         ) from error
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself while it begins; what this process does about it stays what it was."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop() -> None:

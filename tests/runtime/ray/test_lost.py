@@ -1,4 +1,4 @@
-"""Ray itself dies under a run."""
+"""Ray itself dies under a run, or the process that started it is told to end."""
 
 from __future__ import annotations
 
@@ -47,16 +47,29 @@ CODE = """if True:
     ],
 )
 def test_a_head_that_ended_is_told_in_time_and_leaves_no_process(how: str) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.replace("HOW", how)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=environment,
-        cwd=Path(__file__).parents[3],
-    )
-    assert done.returncode == 0, done.stderr
-    message, *rest = done.stdout.splitlines()
+    message, *rest = _said(CODE.replace("HOW", how))
     assert message.startswith("Ray itself has ended: its head at ")
     assert rest == ["True", "False", "[]"]
+
+
+def test_a_process_with_a_ray_does_on_sigterm_what_it_did_before() -> None:
+    code = """if True:
+        import os, signal
+        from masflow.runtime import cluster
+
+        signal.signal(signal.SIGTERM, lambda number, frame: print("asked to end"))
+        cluster.start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        cluster.stop()
+    """
+    assert _said(code) == ["asked to end"]
+
+
+def _said(code: str) -> list[str]:
+    """Lines that a process of its own prints."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, cwd=root)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
