@@ -23,6 +23,8 @@ from masflow.errors import Problem, RunError, SpecError, Where, boundary
 from masflow.probe import SOURCE, load_module
 from masflow.spec.types import parse_type
 
+INSIDE = "MASFLOW_LOOKS_AT_FUNCTIONS"
+"""Set in the environment of the processes that import users' files to look at them."""
 MAX_STARTS = 8
 """Processes that one inspection starts at most, after crashes and endless loops of single files."""
 
@@ -91,6 +93,8 @@ def read_program(ref: str, where: Where, root: Path, timeout_s: float = 20) -> d
 
 def _run_probe(refs: list[str], root: Path, timeout_s: float) -> tuple[list[dict[str, Any]], str]:
     """One process over some references: the lines that it wrote, and how it ended if it ended early."""
+    if os.environ.get(INSIDE):  # else each process would start another one, for ever
+        raise RuntimeError("it compiles workflows at import; put that below if __name__ == '__main__':")
     package = str(Path(__file__).resolve().parents[1])
     request = json.dumps({"root": str(root), "path": [p for p in sys.path if p], "refs": refs})
     with tempfile.TemporaryDirectory(prefix="masflow-") as folder:
@@ -102,7 +106,11 @@ def _run_probe(refs: list[str], root: Path, timeout_s: float) -> tuple[list[dict
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=root if root.is_dir() else None,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]),
+                INSIDE: "1",
+            },
             start_new_session=True,
             text=True,
         )

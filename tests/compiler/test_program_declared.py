@@ -285,6 +285,17 @@ def test_a_file_that_is_no_python_is_told_at_its_line(tmp_path):
     assert Path(problem.file).name == "research.py" and problem.fix
 
 
+def test_a_script_that_compiles_its_own_workflow_at_import_is_told_where(tmp_path):
+    path = written(tmp_path)
+    path.write_text(path.read_text() + "\n\nfrom masflow.compiler import check\n\ncheck(__file__)\n")
+    [problem] = check(path)
+    assert problem.code == "import-fails" and "compiles workflows at import" in problem.message
+    assert f"(line {line_of(path, 'check(__file__)')})" in problem.message and "__main__" in problem.message
+    text = path.read_text().replace("check(__file__)", 'if __name__ == "__main__":\n    check(__file__)')
+    path.write_text(text)
+    assert check(path) == []
+
+
 def test_a_workflow_that_runs_itself_is_refused(tmp_path):
     source = """
         from masflow import workflow
