@@ -100,6 +100,10 @@ class RunError(MasflowError):
         return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
 
 
+MAX_TEXT = 1000
+"""Characters of a user's exception that a message repeats."""
+
+
 @dataclass
 class Caught:
     """What `boundary` caught: `error` is None when the block succeeded."""
@@ -127,8 +131,10 @@ def boundary(whose: str) -> Iterator[Caught]:
         raise
     except Exception as error:
         text = "(its message can't be read)"
-        with suppress(Exception):  # a user's __str__ may fail too
+        with suppress(Exception, SystemExit):  # a user's __str__ may fail too
             text = next(iter(str(error).strip().splitlines()), "(no message)")
+        if len(text) > MAX_TEXT:
+            text = f"{text[:MAX_TEXT]}…"
         caught.error = f"{whose}: {type(error).__name__}: {text}"
         caught.detail = traceback.format_exc()
         caught.raised = error

@@ -207,5 +207,7 @@ def _load(ref: str, root: str) -> Callable[..., Any]:
     if name.endswith(".py"):
         import cloudpickle
 
+        if root not in sys.path:  # what its functions import when they run may stand there
+            sys.path.append(root)
         cloudpickle.register_pickle_by_value(module)
     return function

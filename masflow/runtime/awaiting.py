@@ -120,6 +120,12 @@ class Pending:
         yield self
         return self.given
 
+    def __getattr__(self, name: str) -> Any:
+        """A field of what `await` gives, asked for too early."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"{vars(self).get('label', 'it')} isn't awaited: write (await …).{name}")
+
     @property
     def given(self) -> Any:
         """What `await` gives."""

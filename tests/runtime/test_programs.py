@@ -617,6 +617,14 @@ def test_a_limit_ends_the_episode(programmed, limits, body, turns, detail, monke
         ),
         ("return object()", "tool_error", "what the function returns: the result must be plain data"),
         ("await gather(3)", "tool_error", "main.py:6: awaits a int"),
+        (
+            'call = agents.a(what="x")\nreturn call.text',
+            "tool_error",
+            "main.py:7: AttributeError: a call of 'a' isn't awaited: write (await …).text",
+        ),
+        ("class Odd(Exception):\n    def __str__(self):\n        raise SystemExit\nraise Odd", "tool_error",
+         "main.py:9: Odd: (its message can't be read)"),
+        ('raise ValueError("x" * 100_000)', "tool_error", "x" * 1000 + "…"),
         ('await gather([agents.a(what="x")])', "tool_error", "main.py:6: awaits a list; gather takes calls"),
         ('await gather(agents.a(what=w) for w in "xy")', "tool_error", "write gather(*…)"),
         ("x = []\nx.append(x)\nreturn x", "tool_error", "what the function returns: it holds itself"),
@@ -710,6 +718,11 @@ def test_a_decorator_above_the_workflow_breaks_no_more_than_the_episode(
     above = "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def made(*given): " + decorator
     one = run(programmed(f"{above}\n    return made\n@deco\n" + team("return {}", timeout_s="0.3")))
     assert one.outcome == outcome and detail in one.detail, one.detail
+
+
+def test_what_a_function_imports_when_it_runs_may_stand_in_the_projects_root(programmed):
+    body = "from late_neighbour_of_test import N\nreturn {'n': N}"
+    assert run(programmed(team(body), {"late_neighbour_of_test.py": "N = 3\n"})).output == {"n": 3}
 
 
 def test_many_calls_at_once_cost_no_more_each_than_few(programmed, monkeypatch):
