@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from masflow.trace import Step, Trajectory, Turn
 
-__all__ = ["place_text", "recorded_graph"]
+__all__ = ["place_text", "printable", "recorded_graph"]
 
 
 def recorded_graph(trajectory: Trajectory) -> str:
@@ -43,8 +45,22 @@ def _label(turn: Turn) -> str:
 def place_text(step: Step) -> str:
     """`search #2 [0]`: a node, its visit from the second on, and its item or key."""
     visit = f" #{step.visit}" if step.visit > 1 else ""
-    return step.node + visit + (f" [{step.item}]" if step.item is not None else "")
+    return step.node + visit + (f" [{printable(str(step.item), '')}]" if step.item is not None else "")
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    """A text in which what a terminal would obey is spelled out; a key or a reply may hold anything.
+
+    Args:
+        kept: what stays as it is all the same.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def _quoted(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    text = text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return re.sub(r"#(?=\w+;)", "&#35;", text)  # Mermaid has entities of its own: #quot;

@@ -9,7 +9,7 @@ from typing import Any
 from masflow.library import shown_path
 from masflow.runtime.curves import RATES, own_metrics
 from masflow.runtime.progress import number
-from masflow.runtime.recorded import place_text
+from masflow.runtime.recorded import place_text, printable
 from masflow.trace import Effect, Scored, Turn, path_json
 
 
@@ -156,7 +156,7 @@ def trajectory_text(scored: Scored) -> str:
     ]
     for failure in scored.failures:
         lines.append(f"unscored: {failure}")
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def trajectory_json(scored: Scored) -> dict[str, Any]:
