@@ -83,16 +83,17 @@ def describe(ref: str, root: str) -> dict[str, Any]:
             "fix": f"mend {name}; 'python {way}' shows the error",
         }
     function = getattr(module, function_name, None)
+    own = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
+    known = ", ".join(sorted(own)[:20]) or "(none)"
     if function is None:
-        own = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
         near = closest(function_name, own)
         fix = f"write '{near}'" if near else f"define {function_name} in {name}"
-        message = (
-            f"'{name}' has no function '{function_name}'; known: {', '.join(sorted(own)[:20]) or '(none)'}"
-        )
+        message = f"'{name}' has no function '{function_name}'; known: {known}"
         return {"error": message, "code": "unknown-function", "fix": fix}
     if not callable(function):
-        message = f"'{function_name}' of {name} isn't a function but a {type(function).__name__}"
+        message = (
+            f"'{function_name}' of {name} isn't a function but a {type(function).__name__}; known: {known}"
+        )
         return {"error": message, "code": "not-a-function", "fix": "name a function"}
     with boundary(ref) as caught:
         found = _signature(function)

@@ -161,9 +161,9 @@ def expand_data(ref: str, root: Path, where: Where) -> str:
             return str(_data_folder(root))
         if name not in os.environ:
             message = f"the variable '{name}' of '{ref}' isn't set"
-            raise SpecError(
-                Problem.at(where, "unset-variable", message, f"export {name}=… or write the path itself")
-            )
+            near = f"write '${{{DATA}}}', " if closest(name, (DATA,)) else ""
+            fix = f"{near}export {name}=… or write the path itself"
+            raise SpecError(Problem.at(where, "unset-variable", message, fix))
         return os.environ[name]
 
     return re.sub(r"\$\{(\w+)\}", value, ref)

@@ -6,6 +6,9 @@ folder whose `main.yaml` is checked. Where a file can't begin with a comment, it
 `NAME.expect`.
 """
 
+import ast
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,3 +97,58 @@ def test_there_are_at_least_eighty_faulty_files_and_none_without_an_expectation(
     ]
     assert not lonely
     assert len(CASES) >= 80
+
+
+ROOT = Path(__file__).parents[1]
+HYPHENATED = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+\Z")
+NO_CODES = {"all-linear", "masflow-user-code", "retry-after", "site-packages", "utf-8", "utf-8-sig"}
+"""Words of the package that look like a problem's code and name something else."""
+
+
+def codes_of(source: str) -> set[str]:
+    """The codes that a module gives: `code=…`, the second argument of `Problem.at`, `unknown-KIND` of what is
+    looked up, and every other text that is spelt like a code.
+    """
+    nodes = list(ast.walk(ast.parse(source)))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    given = [k.value for call in calls for k in call.keywords if k.arg == "code"]
+    given += [call.args[1] for call in calls if ast.unparse(call.func) == "Problem.at" and len(call.args) > 1]
+    found = texts(given) | {text for text in texts(nodes) if HYPHENATED.match(text)} - NO_CODES
+    for call in calls:
+        if ast.unparse(call.func) in ("unknown", "unknown_word") and all(
+            k.arg != "code" for k in call.keywords
+        ):
+            kind = call.args[0 if ast.unparse(call.func) == "unknown_word" else 1]
+            found |= {f"unknown-{text.replace(' ', '-')}" for text in texts([kind])}
+    return found
+
+
+def texts(nodes: Iterable[ast.AST]) -> set[str]:
+    """The literals that are text, not empty; of a choice between two, both."""
+    arms = [arm for n in nodes for arm in ((n.body, n.orelse) if isinstance(n, ast.IfExp) else (n,))]
+    return {
+        arm.value
+        for arm in arms
+        if isinstance(arm, ast.Constant) and isinstance(arm.value, str) and arm.value
+    }
+
+
+def test_every_code_of_a_problem_stands_in_a_test():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "masflow").rglob("*.py")]
+    codes = set().union(*map(codes_of, sources))
+    tried = {e.code for path in CASES for e in expectations(path)}
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    tried |= set(re.findall(r"(?<![\w-])[a-z0-9]+(?:-[a-z0-9]+)*(?![\w-])", tests))
+    assert len(codes) > 150
+    assert not sorted(codes - tried)
+
+
+def test_a_code_is_found_however_it_is_given():
+    source = """
+        yield Fault(message, code="one" if wide else "two", fix=fix)
+        Problem.at(where, "three", message)
+        self._problem("four-of", message)
+        found = unknown(where, "data file", name, known), unknown_word("key", key, known, path=("utf-8",))
+    """
+    code = f"def f():{source}"
+    assert codes_of(code) == {"one", "two", "three", "four-of", "unknown-data-file", "unknown-key"}

@@ -183,3 +183,13 @@ def test_a_workflow_where_an_experiment_belongs_says_what_an_experiment_is(tmp_p
     (tmp_path / "w.yaml").write_text("name: x\nnodes: {}\nedges: []\n")
     with pytest.raises(SpecError, match="mapping, base and data together"):
         load(tmp_path / "w.yaml", "experiment")
+
+
+def test_a_document_that_the_disk_refuses_is_told_by_name(tmp_path):
+    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
+    for path in (tmp_path / "loop.yaml", tmp_path / f"{'x' * 300}.yaml"):
+        with pytest.raises(SpecError) as caught:
+            load(path)
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.fix) == ("unreadable", "check the name and its permissions")
+        assert path.name in problem.message

@@ -61,32 +61,14 @@ def _name_problems(edge: Edge, known: set[str], where: Where) -> list[Problem]:
     found = []
     groups = [edge.targets] if edge.switch is None else [targets for _, targets in edge.cases]
     for source in edge.sources:
-        if source == END:
-            found.append(
-                Problem.at(where, "edge-from-end", "nothing comes after 'end'", "turn the edge round")
-            )
-        elif source not in known | {START}:
+        if source not in known | {START}:
             found.append(unknown(where, "node", source, known | {START}))
     for target in (t for targets in groups for t in targets):
-        if target == START:
-            message = "an edge can't lead back to 'start'"
-            found.append(Problem.at(where, "edge-into-start", message, "name the first node instead"))
-        elif target not in known | {END}:
+        if target not in known | {END}:
             found.append(unknown(where, "node", target, known | {END}))
     for targets in groups:
-        if len(set(targets)) < len(targets):
-            message = f"'{' & '.join(targets)}' names a node twice"
-            found.append(
-                Problem.at(
-                    where, "doubled-target", message, "name each node once; for several runs use foreach"
-                )
-            )
         if len(targets) > 1 and len(edge.sources) > 1:
             message = f"'{' & '.join(edge.sources)} -> {' & '.join(targets)}' joins and fans out at once"
             fix = "put a node between them, e.g. 'gather: {set: {}}'"
             found.append(Problem.at(where, "many-to-many", message, fix))
-    if edge.switch is not None and not edge.cases:
-        found.append(
-            Problem.at(where, "empty-switch", "the switch has no cases", "write 'to: {value: node}'")
-        )
     return found

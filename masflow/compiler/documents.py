@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from masflow.errors import Problem, SpecError, Where
+from masflow.errors import Problem, SpecError, Where, unknown
 from masflow.project import Source, expand_data, resolve
 from masflow.spec.workflow import Workflow
 
@@ -97,11 +97,15 @@ class Doc:
             return raw
         from masflow.compiler import expressions
 
+        lost = list(_lost_names(raw, params, self.where(*path)))
+        problems.extend(lost)
+        if lost:
+            return None
         try:
             return expressions.value(raw, {"params": dict(params)})
         except expressions.TemplateProblem as error:
-            message = f"{error}; only params are known when a workflow is compiled"
-            problems.append(Problem.at(self.where(*path), "bad-template", message, "use params or a literal"))
+            fix = "mend the template, or write a literal"
+            problems.append(Problem.at(self.where(*path), "bad-template", str(error), fix))
             return None
 
     def data_file(self, raw: str, what: str, problems: list[Problem], *path: str | int) -> Path | None:
@@ -116,6 +120,23 @@ class Doc:
             problems.append(Problem.at(self.where(*path), "not-a-file", message, "name a file inside it"))
             return None
         return found
+
+
+def _lost_names(raw: Any, params: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    """The names in a value's templates that aren't there when a workflow is compiled."""
+    from masflow.compiler import expressions
+
+    if isinstance(raw, (Mapping, list, tuple)):
+        for item in raw.values() if isinstance(raw, Mapping) else raw:
+            yield from _lost_names(item, params, where)
+    for name, *fields in (
+        (r.path for r in expressions.references(raw, "value")) if isinstance(raw, str) else ()
+    ):
+        if name != "params":
+            message = f"'{name}' isn't known when a workflow is compiled; known: params"
+            yield Problem.at(where, "bad-template", message, "use params or a literal")
+        elif fields and fields[0] not in params:
+            yield unknown(where, "param", fields[0], params)
 
 
 def is_file_function(ref: str) -> bool:

@@ -48,12 +48,7 @@ def link_data(
         if getattr(data, name) is not None:
             splits[name] = (getattr(data, name), ("data", name))
     for name, source in data.extra.items():
-        if name in ("train", "eval", "warm_start"):
-            where = loaded.source.where("data", "extra", name)
-            problems.append(
-                Problem.at(where, "doubled-split", f"the split '{name}' has a place of its own", "rename it")
-            )
-        splits.setdefault(name, (source, ("data", "extra", name)))
+        splits[name] = (source, ("data", "extra", name))
     if loaded.spec.warm_start is not None:
         splits["warm_start"] = (loaded.spec.warm_start.data, ("warm_start", "data"))
     found: dict[str, tuple[SourceIR, ...]] = {}

@@ -281,7 +281,9 @@ class Model(Spec):
             yield Fault(message, code="useless-key", fix="remove 'optimizer'", path=("optimizer",))
         if data.get("per") == "role" and data.get("adapters") is not None:
             message = "'per: role' makes a model a role; 'adapters' shares one"
-            yield Fault(message, code="per-and-adapters", fix="remove one of them", path=("adapters",))
+            yield Fault(
+                message, code="per-and-adapters", fix="remove 'per' or 'adapters'", path=("adapters",)
+            )
 
     @classmethod
     def _endpoint_faults(cls, data: dict[str, Any]) -> Iterator[Fault]:

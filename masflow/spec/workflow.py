@@ -138,7 +138,9 @@ class RoleNode(NodeBase):
             )
         if data.get("among") and data.get("speaker") is not None:
             message = "a node has 'among' (which role) or 'speaker' (which member), not both"
-            yield Fault(message, code="among-and-speaker", fix="remove one of them", path=("speaker",))
+            yield Fault(
+                message, code="among-and-speaker", fix="remove 'among' or 'speaker'", path=("speaker",)
+            )
 
 
 def _function(value: object) -> object:

@@ -62,6 +62,23 @@ def test_a_bad_override_says_what_is_wrong(set_, key, value, said):
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [
+        ("train.step", "3", "write 'steps'"),
+        ("train.steps", "[1", "write --set train.steps=VALUE"),
+        ("train.steps.more", "1", "set 'steps' itself"),
+        ("data.train.0.more", "1", "set the item itself"),
+    ],
+)
+def test_a_key_that_leads_nowhere_is_told_at_the_flag(set_, key, value, fix):
+    with pytest.raises(SpecError) as caught:
+        set_({key: value}, replaced=("rows.jsonl", "[rows.jsonl]"))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.file, problem.path) == ("bad-override", "--set", key)
+    assert fix in problem.fix
+
+
 def test_a_bad_value_is_blamed_on_the_flag_and_a_bad_file_on_its_line(set_):
     with pytest.raises(SpecError) as caught:
         set_({"train.steps": "-1"})

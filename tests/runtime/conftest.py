@@ -30,21 +30,26 @@ def key(slot: int = 0, sample: int = 0) -> EpisodeKey:
 
 
 @pytest.fixture
-def compiled(tmp_path: Path) -> Compile:
-    """(workflow text, {file: text}) → a plan in which one policy speaks for everyone."""
+def planned(tmp_path: Path) -> Callable[[str, Mapping[str, str]], Plan]:
+    """(workflow's file or function, {file: text}) → a plan in which one policy speaks for everyone."""
 
-    def compile_(workflow: str, files: Mapping[str, str] | None = None) -> Plan:
-        for name, text in (files or {}).items():
+    def plan(workflow: str, files: Mapping[str, str]) -> Plan:
+        for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
         (tmp_path / "pyproject.toml").touch()
-        (tmp_path / "main.yaml").write_text(textwrap.dedent(workflow), encoding="utf-8")
-        root, graphs = compile_workflow(tmp_path / "main.yaml")
+        root, graphs = compile_workflow(f"{tmp_path / workflow}")
         members: dict[str, str] = {}
         _members(graphs, root, "", members)
         return Plan(root, graphs, policy_of=members, root_dir=str(tmp_path))
 
-    return compile_
+    return plan
+
+
+@pytest.fixture
+def compiled(planned: Callable[[str, Mapping[str, str]], Plan]) -> Compile:
+    """(workflow text, {file: text}) → its plan."""
+    return lambda workflow, files=None: planned("main.yaml", {**(files or {}), "main.yaml": workflow})
 
 
 def _members(graphs: Mapping[str, Any], name: str, prefix: str, found: dict[str, str]) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from masflow.compiler import compile_workflow
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
 from masflow.models.engine import Reply, Request
@@ -29,29 +27,13 @@ SAY = '{"prompt": "say {{ what }}"}'
 
 
 @pytest.fixture
-def programmed(tmp_path: Path) -> Programmed:
-    """(source of main.py, {file: text}) → a plan in which one policy speaks for everyone."""
+def programmed(planned: Callable[[str, Mapping[str, str]], Plan]) -> Programmed:
+    """(source of main.py, {file: text}) → its plan."""
 
-    def compile_(source: str, files: Mapping[str, str] | None = None) -> Plan:
-        for name, text in (files or {}).items():
-            (tmp_path / name).write_text(textwrap.dedent(text))
-        (tmp_path / "pyproject.toml").touch()
-        (tmp_path / "main.py").write_text(HEAD + textwrap.dedent(source))
-        root, graphs = compile_workflow(f"{tmp_path / 'main.py'}:main")
-        found: dict[str, str] = {}
-        _members(graphs, root, "", found)
-        return Plan(root, graphs, policy_of=found, root_dir=str(tmp_path))
+    def plan(source: str, files: Mapping[str, str] | None = None) -> Plan:
+        return planned("main.py:main", {**(files or {}), "main.py": HEAD + textwrap.dedent(source)})
 
-    return compile_
-
-
-def _members(graphs: Mapping[str, Any], name: str, prefix: str, found: dict[str, str]) -> None:
-    for role in graphs[name].roles:
-        for member in role.members or (role.name,):
-            found[f"{prefix}{member}"] = "policy"
-    for node in graphs[name].nodes:
-        if node.workflow:
-            _members(graphs, node.workflow, f"{prefix}{node.name}/", found)
+    return plan
 
 
 def team(body: str, roles: str = f'{{"a": {SAY}, "b": {SAY}}}', **settings: str) -> str:

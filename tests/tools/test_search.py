@@ -83,8 +83,11 @@ def test_a_title_is_searched_with_its_text_and_stays_out_of_it(tmp_path):
     assert plain("warsaw")["ids"] == []
     assert titled("warsaw")["ids"] == ["a"] and titled("vistula")["ids"] == ["a"]
     assert titled("warsaw")["text"] == "the capital on the vistula"
-    with pytest.raises(SpecError, match="no passage has a 'headline'; the first one has id, text, title"):
+    with pytest.raises(
+        SpecError, match="no passage has a 'headline'; the first one has id, text, title"
+    ) as caught:
         make({"corpus": str(path), "title_field": "headline"})
+    assert [p.code for p in caught.value.problems] == ["bad-corpus-field"]
 
 
 def test_a_gzipped_corpus_gives_the_same(tmp_path):

@@ -1,0 +1,5 @@
+join = ["left", "right"]
+
+
+def both(left: str) -> str:
+    return left

@@ -1,0 +1,2 @@
+def short(turn):
+    return float(len(turn.reply) < 100)
