@@ -129,6 +129,10 @@ def _loaded(document: Any, kind: str | None) -> Loaded[Any]:
     file, name = split_ref(str(document))
     if kind in (None, "workflow") and file.endswith(".py") and Path(file).is_file():
         return load_workflow(Path(file), name, Where(str(document)))
+    if file.endswith(".py") and Path(file).is_file():
+        message = f"this is a Python file; the kind of document that belongs here is '{kind}'"
+        fix = f"name a YAML file; an experiment's says 'workflow: {document}'"
+        raise SpecError(Problem.at(Where(str(document)), "wrong-document", message, fix))
     return load(Path(document), kind)
 
 

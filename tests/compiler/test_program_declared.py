@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from masflow.compiler import check, compile_experiment, compile_workflow, dump_plan, load_plan
+from masflow.errors import SpecError
 
 GOOD = '''
 from dataclasses import dataclass, field
@@ -276,6 +277,13 @@ def test_an_experiment_names_a_function_and_what_is_wrong_with_the_name_stands_t
         [problem] = [p for p in check(tmp_path / "e.yaml") if p.code == code]
         assert message in problem.message and problem.fix
         assert (Path(problem.file).name, problem.line) == ("e.yaml", 3), problem
+
+
+def test_a_function_where_an_experiment_belongs_is_told_how_it_is_named(tmp_path):
+    path = written(tmp_path)
+    for ref in (path, f"{path}:research"):
+        with pytest.raises(SpecError, match=f"this is a Python file(?s:.*)'workflow: {ref}'"):
+            compile_experiment(ref)
 
 
 def test_a_file_that_is_no_python_is_told_at_its_line(tmp_path):
