@@ -255,11 +255,11 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
             ) from error
         _folders.append(folder)
         return
-    _dial(address)
+    head = _dial(address)
     _authenticate(_MODE or "token")
     try:
         with _own_signals():
-            ray.init(address=address, **quiet)
+            ray.init(address=head, **quiet)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise RunError(
             f"the cluster at '{address}' can't be joined: {_reason(error)}",
@@ -294,25 +294,38 @@ def _authenticate(mode: str) -> None:
     import_module("ray._raylet").Config.initialize("")
 
 
-def _dial(address: str) -> None:
-    """Ray itself would wait for minutes, and then end the process."""
-    if address == "auto":
-        return
+def _dial(address: str) -> str:
+    """HOST:PORT of a head that answers; Ray itself would wait for minutes, and then end the process."""
+    head = address
     try:
-        _connect(address)
+        head = _head() if address == "auto" else address
+        _connect(head)
     except OSError as error:
+        where = f"'{address}'" if head == address else f"'{address}', which means {head}"
         raise RunError(
-            f"no Ray cluster answers at '{address}': {error}",
-            "start one ('ray start --head --port=6379'), or correct 'address' in the runtime; without it a"
-            " Ray of the run's own is started",
+            f"no Ray cluster answers at {where}: {error}",
+            "start one ('ray start --head --port=6379'), or correct 'address' in the runtime, or RAY_ADDRESS;"
+            " without 'address' a Ray of the run's own is started",
         ) from error
+    return head
+
+
+def _head() -> str:
+    """What `auto` means: RAY_ADDRESS, what `ray start` began last, or what else runs on this machine; the
+    Rays that other runs started for themselves are none of ours. Raises OSError when there is nothing."""
+    services = import_module("ray._private.services")
+    told = os.environ.get("RAY_ADDRESS") or services.find_bootstrap_address(None)
+    others = [told] if told else sorted(services.find_gcs_addresses() - ray_folders.addresses())
+    if not others:
+        raise OSError("no cluster runs on this machine, and RAY_ADDRESS is not set")
+    return others[0]
 
 
 def _connect(address: str) -> None:
     """Raises OSError when nothing answers there."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        raise OSError("it is neither 'auto' nor HOST:PORT")
+    if not colon or not port.isdigit() or "/" in host:
+        raise OSError("that is not HOST:PORT")
     socket.create_connection((host.strip("[]"), int(port)), timeout=_DIAL_S).close()
 
 

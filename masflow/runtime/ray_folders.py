@@ -6,13 +6,14 @@ Knows no Ray: a process belongs to a folder in which it holds a file open for wr
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["end", "new_folder"]
+__all__ = ["addresses", "end", "new_folder"]
 
 _LONGEST = 60
 """A socket's path has 107 bytes, of which Ray takes some 50 below its folder."""
@@ -37,6 +38,17 @@ def end(folder: str) -> None:
         with suppress(OSError):  # it has ended meanwhile, or is somebody else's
             os.kill(process, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def addresses() -> set[str]:
+    """HOST:PORT of the heads of all such Rays that run."""
+    found: set[str] = set()
+    for process in _PROCESSES.glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode(errors="replace")
+            if "/masflow-ray-" in words:
+                found.update(re.findall(r"--gcs-address=([^\s\0]+)", words))
+    return found
 
 
 def _writers(folder: str) -> list[int]:

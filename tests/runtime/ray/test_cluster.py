@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from masflow.errors import RunError, SpecError
-from masflow.runtime import cluster
+from masflow.runtime import cluster, ray_folders
 from masflow.runtime.backend import Ask, Died
 from masflow.runtime.cluster import RayActor, RayBackend
 from masflow.spec.runtime import Runtime
@@ -90,6 +91,21 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(ray_up: None) -> None:
         began = time.monotonic()
         with pytest.raises(RunError, match=f"(?s)no Ray cluster answers at '{address}'.*ray start --head"):
             cluster.start(address)
+        assert time.monotonic() - began < 10
+
+
+def test_auto_means_no_ray_of_another_run_and_waits_for_none_that_is_gone(
+    ray_up: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert ray_folders.addresses()  # this process's own is one
+    with suppress(OSError):  # somebody may have a cluster here
+        assert cluster._head() not in ray_folders.addresses()
+    for address, told in (("127.0.0.1:1", "refused"), ("http://127.0.0.1:8265", "not HOST:PORT")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        began = time.monotonic()
+        with pytest.raises(RunError, match=f"answers at 'auto', which means {address}: .*{told}"):
+            cluster.start("auto")
         assert time.monotonic() - began < 10
 
 
