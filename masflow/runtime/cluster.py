@@ -46,6 +46,9 @@ _DIAL_S = 5.0
 _LOOK_EVERY_S = 3.0
 _AWAY_S = 15.0
 """How long the head may not answer: after 60 s Ray ends this process without an error of ours."""
+_PULSE_EVERY_S = 10.0
+_SILENT_S = 60.0
+"""How long a process may not answer a pulse: computing keeps none from it, so that one hangs."""
 
 
 class _Failure:
@@ -73,6 +76,10 @@ class _Process:
             self.failure = _Failure(error)
         return self.failure
 
+    @ray.method(concurrency_group="pulse")
+    def pulse(self) -> None:
+        """Answers in a thread of its own, whatever goes on in the other."""
+
     def call(self, method: str, *args: Any) -> Any:
         bad = self.failure or next((arg for arg in args if isinstance(arg, _Failure)), None)
         if bad is not None:
@@ -86,8 +93,12 @@ class _Process:
 class RayPending:
     """The result of a call on its way."""
 
-    def __init__(self, name: str, method: str, ref: Any, needs: Sequence[RayPending] = ()):
-        self.name, self.method, self.ref, self.needs = name, method, ref, needs
+    def __init__(self, actor: RayActor, method: str, ref: Any, needs: Sequence[RayPending] = ()):
+        self.actor, self.method, self.ref, self.needs = actor, method, ref, needs
+
+    @property
+    def name(self) -> str:
+        return self.actor.name
 
     def done(self) -> bool:
         return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
@@ -95,7 +106,7 @@ class RayPending:
     def get(self, timeout_s: float) -> Any:
         """As `Pending.get`."""
         try:
-            value = _got(self.ref, timeout_s)
+            value = self._value(timeout_s)
         except GetTimeoutError:
             raise stuck(self.name, self.method, timeout_s) from None
         except RayTaskError as error:  # also one of the kind of its cause
@@ -105,23 +116,24 @@ class RayPending:
                 raise Died(self.name, _reason(error.cause)) from None
             raise
         except (RayActorError, ObjectLostError) as error:
-            raise Died(self.name, _reason(error)) from None
+            raise Died(self.name, self.actor.hung or _reason(error)) from None
         if isinstance(value, _Failure):
             raise value.error
         return value
 
-
-def _got(ref: Any, timeout_s: float) -> Any:
-    """As `ray.get`; meanwhile Ray itself is looked after."""
-    until = time.monotonic() + timeout_s
-    while True:
-        _check_head()
-        left = until - time.monotonic()
-        try:
-            return ray.get(ref, timeout=min(_LOOK_EVERY_S, max(left, 0.0)))
-        except GetTimeoutError:
-            if left <= _LOOK_EVERY_S:
-                raise
+    def _value(self, timeout_s: float) -> Any:
+        """As `ray.get`; meanwhile Ray itself and the process are looked after."""
+        until = time.monotonic() + timeout_s
+        while True:
+            _check_head()
+            for actor in (self.actor, *(need.actor for need in self.needs)):
+                actor.check()
+            left = until - time.monotonic()
+            try:
+                return ray.get(self.ref, timeout=min(_LOOK_EVERY_S, max(left, 0.0)))
+            except GetTimeoutError:
+                if left <= _LOOK_EVERY_S:
+                    raise
 
 
 class RayActor:
@@ -129,11 +141,30 @@ class RayActor:
 
     def __init__(self, name: str, handle: Any):
         self.name, self._handle = name, handle
+        self.hung = ""
+        """Why it was ended, if it hung."""
+        self._pulse: Any = None
+        self._felt_at, self._asked_at, self._was_up = time.monotonic(), 0.0, False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayActor, (self.name, self._handle)
+
+    def check(self) -> None:
+        """Feel its pulse now and then; a process that was up and has none hangs, and is ended."""
+        now = time.monotonic()
+        if self._pulse is None:
+            if now - self._felt_at >= _PULSE_EVERY_S:
+                self._pulse, self._asked_at = self._handle.pulse.remote(), now
+        elif ray.wait([self._pulse], timeout=0, fetch_local=False)[0]:
+            self._pulse, self._felt_at, self._was_up = None, now, True
+        elif self._was_up and now - self._asked_at > _SILENT_S:
+            self.hung = f"its process hung: no sign of life for {_SILENT_S:g} s; it was ended"
+            self.kill()
 
     def call(self, method: str, *args: Any) -> RayPending:
         needs = tuple(arg for arg in args if isinstance(arg, RayPending))
         sent = [arg.ref if isinstance(arg, RayPending) else arg for arg in args]
-        return RayPending(self.name, method, self._handle.call.remote(method, *sent), needs)
+        return RayPending(self, method, self._handle.call.remote(method, *sent), needs)
 
     def kill(self) -> None:
         ray.kill(self._handle)
@@ -196,6 +227,8 @@ class RayBackend:
         if not refs:
             return []
         _check_head()
+        for actor in {pending.actor for pending in pendings}:
+            actor.check()
         ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         there = set(ready)
@@ -213,7 +246,7 @@ class RayBackend:
             stop()
 
 
-_REMOTE: Any = ray.remote(_Process)
+_REMOTE: Any = ray.remote(concurrency_groups={"pulse": 1})(_Process)
 
 # -- Ray itself ----------------------------------------------------------------------------------
 

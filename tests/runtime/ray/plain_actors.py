@@ -50,6 +50,13 @@ class Echo:
         time.sleep(seconds)
         return seconds
 
+    def compute(self, seconds: float) -> int:
+        """Counts for so long."""
+        until, count = time.monotonic() + seconds, 0
+        while time.monotonic() < until:
+            count += 1
+        return count
+
     def fail(self, kind: str) -> None:
         if kind == "run":
             raise RunError("it broke", "mend it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +57,22 @@ def test_a_death_is_told_with_the_name_of_who_died(backend: RayBackend) -> None:
         with pytest.raises(Died, match="'one' died: ") as death:
             call.get(30.0)
         assert death.value.name == "one"
+    assert two.call("say", 2).get(30.0) == 2
+
+
+def test_a_process_that_hangs_is_ended_and_named_and_one_that_computes_is_not(
+    backend: RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_PULSE_EVERY_S", 0.2)
+    monkeypatch.setattr(cluster, "_SILENT_S", 2.0)
+    monkeypatch.setattr(cluster, "_LOOK_EVERY_S", 0.2)
+    one, two = backend.spawn("m/trainer0", Echo), backend.spawn("m/rollout0", Echo)
+    assert one.call("compute", 4.0).get(60.0) > 0  # never gives the interpreter away by itself
+    os.kill(one.call("pid").get(30.0), signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(Died, match=r"'m/trainer0' died: its process hung: no sign of life for 2 s"):
+        two.call("say", one.call("say", 1)).get(60.0)
+    assert time.monotonic() - began < 30
     assert two.call("say", 2).get(30.0) == 2
 
 
