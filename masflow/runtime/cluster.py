@@ -246,7 +246,8 @@ class RayBackend:
             stop()
 
 
-_REMOTE: Any = ray.remote(concurrency_groups={"pulse": 1})(_Process)
+_GROUPS: Any = {"concurrency_groups": {"pulse": 1}}
+_REMOTE: Any = ray.remote(**_GROUPS)(_Process)
 
 # -- Ray itself ----------------------------------------------------------------------------------
 
