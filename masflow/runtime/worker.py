@@ -36,7 +36,9 @@ __all__ = ["Answer", "Delivery", "Part", "Worker"]
 
 _PROBE = (Message("user", "what is the capital of france"),)
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Nats between engine and trainer on the probe; half precision: 0.1."""
+_HALF_TOLERANCE = 0.3
+"""Nats between engine and trainer on the probe. In half precision 0.08 was seen of a model of 135 million
+parameters with equal weights: rounding alone, since other batches sum in other orders."""
 
 
 class Worker:
@@ -177,7 +179,7 @@ class Worker:
         """With engine and trainer in this process: that they agree on a probe prompt.
 
         Raises:
-            RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
+            RunError: they differ by more than 1e-3 nats (half precision: 0.3), or aren't finite.
         """
         version = self.policies.switch(policy)
         return self._delivery(policy, version, self.engine.probe_gap(self._probe_ids(), self.trainer))
@@ -219,7 +221,7 @@ class Worker:
     def _delivery(self, policy: str, version: int, gap: float) -> Delivery:
         if math.isnan(gap):
             raise not_finite(policy, version)
-        if not gap <= _TOLERANCE.get(self.base.model.dtype, 0.1):
+        if not gap <= _TOLERANCE.get(self.base.model.dtype, _HALF_TOLERANCE):
             what = f"version {version}: the engine is {gap:.2g} nats off the trainer"
             raise _undelivered(self.part.name, policy, what)
         return Delivery(policy, version, saving.checksum(self.policies.learners[policy].parameters), gap)
