@@ -21,7 +21,7 @@ from masflow.errors import RunError
 from masflow.runtime.backend import Actor, Ask, Backend, Died
 from masflow.runtime.controller import OnEvent
 from masflow.runtime.controller import train as train_here
-from masflow.runtime.rundir import StopFlag
+from masflow.runtime.rundir import RunDir, StopFlag
 from masflow.runtime.team import backend_of
 
 __all__ = ["Here", "Hub", "Mailbox", "RemoteStop", "train"]
@@ -59,17 +59,19 @@ class Here:
     folder: str
     path: tuple[str, ...]
     variables: dict[str, str]
+    process: int
 
     @classmethod
     def now(cls) -> Here:
         variables = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-        return cls(os.getcwd(), tuple(sys.path), variables)
+        return cls(os.getcwd(), tuple(sys.path), variables, os.getpid())
 
     def enter(self) -> None:
         """Make this process stand there too."""
         os.chdir(self.folder)
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
         os.environ.update(self.variables)
+        RunDir.command = self.process
 
 
 class RemoteStop(StopFlag):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from masflow.errors import MasflowError, RunError
 from masflow.runtime import checkpoints
@@ -60,6 +60,9 @@ class StopFlag:
 class RunDir:
     """The folder of a run. Names in it are fixed; other programs rely on them."""
 
+    command: ClassVar[int | None] = None
+    """The process to stop instead of this one, where it runs for a command elsewhere."""
+
     def __init__(self, path: Path):
         self.path = path.resolve()
         self.metrics = self.path / "metrics.jsonl"
@@ -81,11 +84,13 @@ class RunDir:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+                owner = (
+                    os.pread(handle, 32, 0).decode(errors="replace").partition(" ")[0].strip() or "unknown"
+                )
                 message = f"{self.path} is in use by another run (process {owner})"
                 raise RunError(message, "wait for it, stop it, or choose another --out") from error
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(handle, f"{self.command or os.getpid()} {os.getpid()}\n".encode(), 0)
             checkpoints.clean(self.checkpoints)
             yield self
         finally:
