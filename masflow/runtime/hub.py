@@ -21,6 +21,7 @@ from masflow.errors import RunError
 from masflow.runtime.backend import Actor, Ask, Backend, Died
 from masflow.runtime.controller import OnEvent
 from masflow.runtime.controller import train as train_here
+from masflow.runtime.resuming import found_state
 from masflow.runtime.rundir import RunDir, StopFlag
 from masflow.runtime.team import backend_of
 
@@ -182,6 +183,7 @@ def train(
     options = {"only_warm_start": only_warm_start, "experiment_text": experiment_text}
     if plan.runtime.backend == "local" and backend is None:
         return train_here(plan, out, resume, on_event, stop=stop, **options)
+    found_state(plan, RunDir(out), resume, only_warm_start)
     with stop.listening():
         backend = backend or backend_of(plan.runtime)
         try:

@@ -31,22 +31,27 @@ def open_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) 
     Raises:
         RunError: the folder is used, is another plan's, or nothing is left to do.
     """
-    if not resume:
-        if folder.used():
-            raise RunError(
-                f"{folder.path} holds a run already", "add --resume to continue it, or choose another --out"
-            )
-        check_zero(plan, RunState(), only_warm_start)
-        return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
-    place = checkpoints.latest(folder.checkpoints)
-    refuse_other_plan(plan, folder)
+    state = found_state(plan, folder, resume, only_warm_start)
+    if resume:
+        folder.cut_metrics(state.metrics_bytes)
+    return state
+
+
+def found_state(plan: Plan, folder: RunDir, resume: bool, only_warm_start: bool) -> RunState:
+    """As `open_state`, which leaves the folder as it is: to refuse a run before anything is started."""
+    if resume:
+        check_begun(folder)
+        refuse_other_plan(plan, folder)
+    elif folder.used():
+        raise RunError(
+            f"{folder.path} holds a run already", "add --resume to continue it, or choose another --out"
+        )
+    place = checkpoints.latest(folder.checkpoints) if resume else None
     if place is None:
-        folder.cut_metrics(0)
         check_zero(plan, RunState(), only_warm_start)
         return RunState(digest=plan.digest, warmed=plan.warm_start is None or plan.init is not None)
     state = checkpoints.read_state(place)
     check_zero(plan, state, only_warm_start)
-    folder.cut_metrics(state.metrics_bytes)
     return state
 
 

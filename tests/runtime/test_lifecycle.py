@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from safetensors.torch import load_file
 
 from masflow.compiler import compile_experiment
 from masflow.errors import RunError
-from masflow.runtime import checkpoints
+from masflow.runtime import checkpoints, hub
 from masflow.runtime.checkpoints import RunState, best_step, listed, prune, save
 from masflow.runtime.controller import train
 from masflow.runtime.report import eval_text, scores
 from masflow.runtime.rundir import Interrupted, StopFlag, read_metrics
+from masflow.spec.runtime import Runtime
 
 Toy = Callable[..., Path]
 QUICK = ("steps: 4, batch: 4", "steps: 1, batch: 4")
@@ -156,3 +158,17 @@ def test_a_limit_on_held_out_rows_takes_some_of_every_source(toy: Toy, tmp_path:
     train(plan, tmp_path / "run")
     [record, *_] = records(tmp_path / "run", "eval")
     assert {name: one["tasks"] for name, one in record["sources"].items()} == {"held_out": 1, "seen": 1}
+
+
+def test_what_a_folder_refuses_is_told_before_a_cluster_is_joined(toy: Toy, tmp_path: Path):
+    plan = compile_experiment(toy(QUICK))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text('{"kind": "train"}\n')
+    away = replace(plan, runtime=Runtime(backend="ray", address="127.0.0.1:9"))
+    with pytest.raises(RunError, match="holds a run already"):
+        hub.train(away, tmp_path / "run")
+    with pytest.raises(RunError, match="holds no run to resume"):
+        hub.train(away, tmp_path / "other", resume=True)
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(RunError, match="no Ray cluster answers"):
+        hub.train(away, tmp_path / "other")
