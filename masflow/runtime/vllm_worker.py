@@ -97,7 +97,7 @@ class VllmWorker(Worker):
         """Hand the policy over to vLLM in this process, and compare its log-probs of a probe.
 
         Raises:
-            RunError: they differ by more than 1e-3 nats (half precision: 0.3), or aren't finite.
+            RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
         """
         payload = self.payload(policy)
         self.engine.wake()

@@ -36,9 +36,9 @@ __all__ = ["Answer", "Delivery", "Part", "Worker"]
 
 _PROBE = (Message("user", "what is the capital of france"),)
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_HALF_TOLERANCE = 0.3
-"""Nats between engine and trainer on the probe. In half precision 0.08 was seen of a model of 135 million
-parameters with equal weights: rounding alone, since other batches sum in other orders."""
+_HALF_TOLERANCE = 0.1
+"""Nats between engine and trainer on the probe. In bfloat16, 307 deliveries of two adapters on a model of 135
+million parameters came to 0.081 at most, half of them to 0.002: other batches sum in other orders."""
 
 
 class Worker:
@@ -179,7 +179,7 @@ class Worker:
         """With engine and trainer in this process: that they agree on a probe prompt.
 
         Raises:
-            RunError: they differ by more than 1e-3 nats (half precision: 0.3), or aren't finite.
+            RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
         """
         version = self.policies.switch(policy)
         return self._delivery(policy, version, self.engine.probe_gap(self._probe_ids(), self.trainer))

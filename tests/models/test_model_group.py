@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -537,3 +538,17 @@ def test_half_precision_trains(group_plan: MakePlan, tmp_path: Path, train: str)
         metrics = _one_step(group, policy, 0, LossSpec(kl_weight=0.1, entropy=0.01))
         assert group.describe()["dtype"] == "bfloat16" and metrics["grad_norm"] > 0
         assert metrics["delivery_gap"] < 0.1
+
+
+def test_half_precision_hides_no_engine_that_speaks_otherwise(group_plan: MakePlan, tmp_path: Path) -> None:
+    plan = group_plan()
+    half = replace(plan, models=(replace(plan.models[0], dtype="bfloat16"),))
+    with _group(half, tmp_path) as group:
+        assert group.prove_delivery("m").logprob_gap < 0.1
+        engine = _inside(group).engine
+        proven = engine.backbone.scale
+        for factor, caught in ((1.001, False), (3.0, True)):  # its logits, against the trainer's
+            engine.backbone = copy.copy(engine.backbone)
+            engine.backbone.scale = proven * factor
+            with pytest.raises(RunError, match="nats off the trainer") if caught else nullcontext():
+                group.prove_delivery("m")
