@@ -19,6 +19,7 @@ from masflow.compiler.plan import Plan
 from masflow.errors import EpisodeError
 from masflow.models.engine import Request, SamplingParams
 from masflow.runtime.board import Board, Clock
+from masflow.runtime.state import BEHIND
 from masflow.trace import Message, Moment, Path, Step, Turn
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ class GraphInfo:
         """By role, filled as roles speak."""
         self.recorded = recorded_nodes(graph)
         roles = {name for name, role in self.roles.items() if CHANCE.search(repr(role))}
+        self.single = {
+            node.name
+            for node in graph.nodes
+            if node.kind != "role" and node.when is None and node.foreach is None and not node.in_order
+        }
+        """Nodes whose visits are one execution, whatever the episode holds."""
         self.chance = {
             n.name for n in graph.nodes if CHANCE.search(repr(n)) or n.role in roles or (roles and n.among)
         }
@@ -228,7 +235,7 @@ class Live:
             clock = board.clock
             self.depends[key] = clock.last + clock.hidden
             self.places[key] = (clock.superstep, clock.effects)
-            board.clock = clock._replace(effects=clock.effects + 1)
+            board.clock = Clock(clock.superstep, clock.last, clock.hidden, clock.epoch, clock.effects + 1)
 
     def epoch(self, clock: Clock, path_text: str) -> int:
         """Which of the state's keys the turn at this path belongs to."""
@@ -236,6 +243,13 @@ class Live:
         return (
             max([clock.epoch, *(i + 1 for i, path in enumerate(forks) if path == path_text)]) if forks else 0
         )
+
+    def epoch_behind(self, slot: Slot) -> int:
+        """Which of the keys whatever follows a turn belongs to."""
+        forks = self.state.forks
+        if not forks:
+            return 0
+        return max([slot.epoch, *(i + 1 for i, mark in enumerate(forks) if mark == BEHIND + slot.text)])
 
     def rng(
         self, play: Play, board: Board, node: str, visit: int, item: Item | None, what: str

@@ -7,7 +7,7 @@ replaying are copies of these records, and the player's position (`live`) is wor
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from masflow.models.engine import Reply
@@ -15,6 +15,9 @@ from masflow.trace import Effect, EpisodeKey, path_from_json, path_json
 
 if TYPE_CHECKING:
     from masflow.runtime.live import Live
+
+BEHIND = ">"
+"""Before a path in `EpisodeState.forks`: the turn there is kept."""
 
 
 @dataclass(eq=False)
@@ -25,7 +28,8 @@ class EpisodeState:
     """The base episode's, then one a fork."""
     task: dict[str, Any]
     forks: tuple[str, ...] = ()
-    """Paths (canonical JSON) of the turns that were asked again, one a fork."""
+    """One a fork: the path (canonical JSON) of the turn that is asked again; with `BEHIND` before it that
+    turn stays, and only what follows it is new."""
     replies: dict[str, Reply] = field(default_factory=dict)
     """By path; a reply that isn't needed yet is replayed when its turn comes."""
     effects: dict[str, Effect] = field(default_factory=dict)
@@ -49,6 +53,19 @@ class EpisodeState:
 
     def _value(self) -> tuple[Any, ...]:
         return self.keys, self.task, self.forks, self.replies, self.effects
+
+    def branch(self, mark: str, fork: tuple[Any, ...]) -> EpisodeState:
+        """Another episode from this point on.
+
+        Args:
+            mark: as in `forks`: a turn that is asked for and has no reply yet; or, with `BEHIND`, one that
+                has just got it.
+            fork: (node path, sibling, continuation), the new key's.
+        """
+        keys, forks = (*self.keys, replace(self.key, fork=fork)), (*self.forks, mark)
+        return EpisodeState(
+            keys, self.task, forks, dict(self.replies), dict(self.effects), dict(self.prompts)
+        )
 
     def copy(self) -> EpisodeState:
         """An independent state at the same point; requests already handed out count for it too."""

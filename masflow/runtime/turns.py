@@ -240,7 +240,7 @@ def _turn(
     board.turns += 1
     board.tokens += reply.prompt_tokens + reply.reply_tokens
     board.made = (*board.made, turn.id)
-    board.clock = board.clock.after(turn.id, slot.epoch)
+    board.clock = board.clock.after(turn.id, live.epoch_behind(slot))
     item.path, item.raw = slot.path, reply.text
     return turn, parsed, call
 
