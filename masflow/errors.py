@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 
 __all__ = [
     "EpisodeError",
@@ -104,40 +104,51 @@ MAX_TEXT = 1000
 """Characters of a user's exception that a message repeats."""
 
 
-@dataclass
 class Caught:
     """What `boundary` caught: `error` is None when the block succeeded."""
 
-    error: str | None = None
-    detail: str = field(default="", repr=False)
-    raised: Exception | None = None
+    def __init__(self, whose: str):
+        self.whose = whose
+        self.error: str | None = None
+        self.detail = ""
+        self.raised: Exception | None = None
+
+    def __enter__(self) -> Caught:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, MasflowError):
+            return False
+        text = _said(error)
+        if len(text) > MAX_TEXT:
+            text = f"{text[:MAX_TEXT]}…"
+        self.error = f"{self.whose}: {type(error).__name__}: {text}"
+        self.detail = traceback.format_exc()
+        self.raised = error
+        return True
 
 
-@contextmanager
-def boundary(whose: str) -> Iterator[Caught]:
-    """Run user code; an ordinary exception becomes text that says whose code it was.
+def _said(error: Exception) -> str:
+    """First line of an exception's text; a user's `__str__` may fail too."""
+    with suppress(SystemExit):
+        try:
+            return next(iter(str(error).strip().splitlines()), "(no message)")
+        except Exception:
+            pass
+    return "(its message can't be read)"
+
+
+def boundary(whose: str) -> Caught:
+    """Run user code as this context; an ordinary exception becomes text that says whose code it was.
 
     The only place that catches `Exception`. masflow's own errors pass through.
 
     Args:
         whose: the code that runs, for the message, e.g. `rewards/qa.py:token_f1`.
-    Yields:
+    Returns:
         A record whose `error` is `"<whose>: <Type>: <text>"` after a failure.
     """
-    caught = Caught()
-    try:
-        yield caught
-    except MasflowError:
-        raise
-    except Exception as error:
-        text = "(its message can't be read)"
-        with suppress(Exception, SystemExit):  # a user's __str__ may fail too
-            text = next(iter(str(error).strip().splitlines()), "(no message)")
-        if len(text) > MAX_TEXT:
-            text = f"{text[:MAX_TEXT]}…"
-        caught.error = f"{whose}: {type(error).__name__}: {text}"
-        caught.detail = traceback.format_exc()
-        caught.raised = error
+    return Caught(whose)
 
 
 def closest(value: str, known: Iterable[str]) -> str | None:

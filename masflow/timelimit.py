@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
+import os
 import queue
 import sys
 import threading
@@ -34,25 +35,33 @@ class _Stop(BaseException):
     """Raised inside a worker that is given up; no `except Exception` of a user holds it."""
 
 
+_READY = frozenset((type(None), bool, int, float, str, list, dict, tuple))
+"""Types of results that nobody awaits."""
+
+
 class _Job:
     """One call. As a context it hands whatever is raised over to the caller, whose `boundary` types it."""
 
     def __init__(self, function: Callable[..., Any], kwargs: dict[str, Any]):
         self.function, self.kwargs = function, kwargs
-        self.done = threading.Event()
+        self.done = threading.Lock()
+        """Held until the call is over: half the cost of an Event."""
+        self.done.acquire()
         self.value: Any = None
         self.error: BaseException | None = None
 
     def run(self, runner: asyncio.Runner) -> None:
         with self:
             value = self.function(**self.kwargs)
-            self.value = runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+            if type(value) not in _READY and inspect.isawaitable(value):
+                value = runner.run(_awaited(value))
+            self.value = value
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         self.error = error
-        self.done.set()
+        self.done.release()
         return True
 
 
@@ -89,6 +98,16 @@ def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
 _here = threading.local()
 
 
+def _forget_workers() -> None:
+    """A process that was forked off has none of its parent's threads."""
+    global _here
+    _here = threading.local()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
+
+
 def call_limited(function: Callable[..., Any], kwargs: dict[str, Any], timeout_s: float) -> Any:
     """`function(**kwargs)`, awaited if it is async.
 
@@ -99,11 +118,11 @@ def call_limited(function: Callable[..., Any], kwargs: dict[str, Any], timeout_s
         Exception: whatever the function raised, unchanged.
     """
     worker: _Worker | None = getattr(_here, "worker", None)
-    if worker is None or not worker.thread.is_alive():
+    if worker is None:
         worker = _here.worker = _Worker()
     job = _Job(function, kwargs)
     worker.jobs.put(job)
-    if not job.done.wait(timeout_s):
+    if not job.done.acquire(timeout=max(0.0, min(timeout_s, threading.TIMEOUT_MAX))):
         _here.worker = None
         worker.end()
         raise OutOfTime(f"no result within {timeout_s:g} s")

@@ -46,13 +46,23 @@ Path = tuple[Step, ...]
 """Sub-workflow calls from the outside in, the turn's own segment last."""
 
 
+_KINDS = frozenset(((int, type(None)), (int, int), (int, str)))
+_text = json.encoder.encode_basestring_ascii  # type: ignore[attr-defined]
 _compact = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
 @lru_cache(maxsize=65536)
 def path_json(path: Path) -> str:
     """Canonical JSON `[[call, node, visit, item, model_call, attempt], …]`."""
-    return _compact(path)
+    return f"[{','.join([_step_json(step) for step in path])}]"
+
+
+def _step_json(step: Step) -> str:
+    call, node, visit, item, model_call, attempt = step
+    if (type(visit), type(item)) not in _KINDS:
+        return _compact(step)
+    key = "null" if item is None else _text(item) if isinstance(item, str) else item
+    return f"[{_text(call)},{_text(node)},{visit},{key},{model_call},{attempt}]"
 
 
 MAX_KEY = 120

@@ -183,14 +183,15 @@ def as_condition(tree: nodes.Expr) -> nodes.Expr:
 
 
 def _evaluator(tree: nodes.Expr) -> Evaluator:
-    template = _compile(lambda: compiled_expression(deepcopy(tree)))
+    root = _compile(lambda: compiled_expression(deepcopy(tree))).root_render_func
 
     def run(names: Names, rng: random.Random | None) -> Any:
-        context = new_context(template, names, rng)
+        context = new_context(names, rng)
         try:
-            for _ in template.root_render_func(context):
+            for _ in root(context):
                 pass
-            return plain(context.vars[RESULT])
+            found = context.vars[RESULT]
+            return found if found is None or type(found) is bool else plain(found)
         except _ERRORS as error:
             raise TemplateProblem(_said(error)) from None
 
@@ -200,12 +201,13 @@ def _evaluator(tree: nodes.Expr) -> Evaluator:
 @lru_cache(maxsize=8192)
 def _text(text: str) -> Evaluator:
     template = _compile(lambda: SANDBOX.template(deepcopy(parse_template(text))))
+    root = template.root_render_func
 
     def run(names: Names, rng: random.Random | None) -> str:
         chunks: list[str] = []
         length = 0
         try:
-            for chunk in template.root_render_func(new_context(template, names, rng)):
+            for chunk in root(new_context(names, rng)):
                 chunks.append(chunk)
                 length += len(chunk)
                 if length > MAX_TEXT:

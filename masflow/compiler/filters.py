@@ -25,6 +25,7 @@ MAX_NODES = 200_000
 """Values inside one result, counted with repetition."""
 MAX_BITS = 4096
 """Of an integer."""
+SMALL = 1 << 63
 HALF = re.compile("[\ud800-\udfff]")
 """A surrogate alone, which UTF-8 can't write."""
 
@@ -39,6 +40,11 @@ def is_null(value: object) -> bool:
 
 def bounded(value: Any) -> Any:
     """The same value, unless it is larger than a template may make."""
+    kind = type(value)
+    if value is None or kind is bool or (kind is int and -SMALL < value < SMALL):
+        return value
+    if kind is str and len(value) <= MAX_TEXT and value.isascii():
+        return value
     if isinstance(value, str) and len(value) > MAX_TEXT:
         raise TemplateProblem(f"a text of {len(value)} characters; at most {MAX_TEXT} are allowed")
     if isinstance(value, str) and not value.isascii() and HALF.search(value):
@@ -94,7 +100,12 @@ def text_of(value: object) -> str:
 
 def plain(value: Any) -> Any:
     """The value as JSON has it: lists, dicts with text keys, scalars; undefined becomes null."""
+    if isinstance(value, _SCALARS):
+        return bounded(value)
     return _Plain().of(value)
+
+
+_SCALARS = (str, bool, int, float)
 
 
 class _Plain:

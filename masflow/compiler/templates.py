@@ -78,8 +78,12 @@ class Missing(Undefined):
 class _Context(Context):
     """Looks names up in the caller's mapping directly, so that making one costs nothing a name."""
 
-    rng: random.Random | None = None
-    left: int = MAX_STEPS
+    def __init__(self, names: Mapping[str, Any], rng: random.Random | None):
+        """Everything that Jinja's own sets; without blocks, globals or a change of escaping there is less."""
+        self.environment, self.parent = SANDBOX, names  # type: ignore[assignment]
+        self.vars, self.exported_vars = {}, set()
+        self.eval_ctx, self.name, self.globals_keys, self.blocks = _EVALUATION, None, set(), {}
+        self.rng, self.left = rng, MAX_STEPS
 
     def resolve_or_missing(self, key: str) -> Any:
         if key in self.vars:
@@ -213,6 +217,7 @@ def _count_loops(tree: nodes.Template) -> nodes.Template:
 
 
 SANDBOX = Sandbox()
+_EVALUATION = nodes.EvalContext(SANDBOX)
 FUNCTIONS_AND_NAMESPACE: dict[str, Any] = {**FUNCTIONS, "namespace": Namespace}
 GLOBALS = frozenset(FUNCTIONS_AND_NAMESPACE)
 """Functions that every expression may call."""
@@ -351,7 +356,6 @@ def compile_problem(text: str, kind: Kind) -> str | None:
     return None
 
 
-def new_context(template: Template, names: Mapping[str, Any], rng: random.Random | None) -> _Context:
-    context = _Context(SANDBOX, names, template.name, template.blocks)  # type: ignore[arg-type]
-    context.rng = rng
-    return context
+def new_context(names: Mapping[str, Any], rng: random.Random | None) -> Context:
+    """What one rendering sees and spends."""
+    return _Context(names, rng)

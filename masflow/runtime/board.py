@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,7 +108,9 @@ class Board:
         )
 
     def fork(self) -> Board:
-        return replace(self, made=(), writes=())
+        new = object.__new__(Board)
+        new.__dict__.update(self.__dict__, made=(), writes=())
+        return new
 
     def record(self, node: str, value: Any, ok: Any, raw: Any, *, skipped: bool = False) -> None:
         """Make this the value of the node's last visit (or of a skip, which history leaves out)."""

@@ -27,6 +27,14 @@ def effect_key(kind: str, path: Path) -> str:
     return f"{kind}:{path_json(path)}"
 
 
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+
+
+def own(args: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a call's arguments that the function may change."""
+    return dict(args) if all(type(arg) in _SCALARS for arg in args.values()) else copy.deepcopy(args)
+
+
 def _recorded(
     live: Live,
     board: Board,
@@ -69,7 +77,7 @@ def run_call(live: Live, play: Play, board: Board, path: Path, ref: str, args: d
 
 
 def _called(live: Live, ref: str, args: dict[str, Any]) -> Any:
-    function, given = live.load(ref), copy.deepcopy(args)
+    function, given = live.load(ref), own(args)
     late = ""
     with boundary(ref) as caught:
         try:
@@ -118,16 +126,16 @@ def _call_text(tool: ToolIR, args: dict[str, Any]) -> str:
 
 def _used(live: Live, play: Play, board: Board, tool: ToolIR, args: dict[str, Any]) -> Any:
     if tool.scope == "shared":
-        return live.toolbox.call(play.graph_key, tool, copy.deepcopy(args), {})
+        return live.toolbox.call(play.graph_key, tool, own(args), {})
     scope = path_json(play.prefix)
     log, states = live.tool_states.get(scope, ((), {}))
     wanted = board.tool_log
     if wanted[: len(log)] != log:
         log, states = (), {}
     for name, earlier in wanted[len(log) :]:
-        live.toolbox.call(play.graph_key, play.info.tools[name], copy.deepcopy(earlier), states)
+        live.toolbox.call(play.graph_key, play.info.tools[name], own(earlier), states)
     live.tool_states.pop(scope, None)
-    value = live.toolbox.call(play.graph_key, tool, copy.deepcopy(args), states)
+    value = live.toolbox.call(play.graph_key, tool, own(args), states)
     live.tool_states[scope] = ((*wanted, (tool.name, args)), states)
     return value
 

@@ -43,6 +43,7 @@ class Player:
         """
         self.plan, self.mode, self.interactive = plan, mode, interactive
         self.toolbox = toolbox or ToolBox(plan)
+        self._loaded: dict[str, Any] = {}
         self._infos = {key: GraphInfo(graph) for key, graph in plan.workflows.items()}
 
     def start(self, task: dict[str, Any], key: EpisodeKey) -> EpisodeState:
@@ -220,9 +221,12 @@ class Player:
         )
 
     def _load(self, ref: str) -> Any:
-        from masflow.functions import load_callable
+        found = self._loaded.get(ref)
+        if found is None:
+            from masflow.functions import load_callable
 
-        return load_callable(ref, self.plan.root_dir)
+            found = self._loaded[ref] = load_callable(ref, self.plan.root_dir)
+        return found
 
 
 def is_alone(play: Play) -> bool:

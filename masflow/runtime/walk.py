@@ -72,6 +72,10 @@ def _templates(live: Live, play: Play, thread: Thread, node: Node, visit: int, *
 def _enter(live: Live, play: Play, thread: Thread, node: Node) -> bool:
     board = thread.board
     number = board.visits[node.name] + 1
+    if node.name in play.info.single and number <= node.max_visits:
+        board.visits = {**board.visits, node.name: number}
+        thread.visit = visit = Visit(node, number, False, [Item(None, board)])
+        return _run_visit(live, play, thread, visit)
     templates = _templates(live, play, thread, node, number)
     if node.when is not None and not templates.condition("when", node.when):
         skips = board.skips.get(node.name, 0) + 1
@@ -93,10 +97,17 @@ def _enter(live: Live, play: Play, thread: Thread, node: Node) -> bool:
         visit.items = [Item(key, board.fork(), local) for key, local in todo]
     else:
         visit.items = [Item(None, board, todo[0][1])]
-    return True
+    return _run_visit(live, play, thread, visit)
 
 
 def _run_visit(live: Live, play: Play, thread: Thread, visit: Visit) -> bool:
+    if not visit.is_list and not visit.todo:
+        item = visit.items[0]
+        if not item.done:
+            run_item(live, play, visit, item)
+        if item.done:
+            _finish(live, play, thread, visit)
+        return item.done
     if visit.node.in_order:
         while _next_in_order(live, play, thread, visit):
             pass
@@ -163,8 +174,8 @@ def _finish(live: Live, play: Play, thread: Thread, visit: Visit) -> None:
     else:
         board.record(node.name, items[0].value, items[0].ok, items[0].raw)
     thread.visit = None
-    stop = next((item.stop for item in items if item.stop), None)
-    if stop is None:
+    stop = items[0].stop if len(items) == 1 else next((item.stop for item in items if item.stop), None)
+    if stop is None and (node.set_ or (node.write and not visit.is_list)):
         whole = Item(None, board, value=board.values[node.name]) if visit.is_list else items[0]
         _write(live, play, visit, whole, {} if visit.is_list else node.write, node.set_)
     if play.records and node.name in play.info.recorded:

@@ -153,6 +153,7 @@ def dump_type(type_: Type) -> Any:
     return type_.kind + ("?" if type_.nullable and type_.kind != "any" else "")
 
 
+_EXACT = {"str": str, "int": int, "float": float, "bool": bool}
 TypeField = Annotated[Type, BeforeValidator(parse_type), PlainSerializer(dump_type)]
 
 
@@ -160,9 +161,10 @@ def mismatch(value: object, type_: Type, path: str = "") -> str | None:
     """Why `value` isn't of `type_`, e.g. `steps[0].answer: expected str, got 3 (int)`; None when it is."""
     if value is None:
         return None if type_.nullable else f"{path or 'value'}: expected {type_}, got null"
-    kind, here = type_.kind, path or "value"
-    if kind == "any":
+    kind = type_.kind
+    if kind == "any" or _EXACT.get(kind) is type(value):
         return None
+    here = path or "value"
     if kind == "list":
         if not isinstance(value, (list, tuple)):
             return _expected(here, type_, value)
@@ -204,13 +206,16 @@ def shown(value: object, length: int = 80) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
 def unwritable(value: object) -> str | None:
     """Why JSON can't hold a value (in UTF-8): a number that isn't finite, half a character, another type, or
     more levels than whatever reads it may follow."""
     if _is_deeper(value, MAX_LEVELS):
         return f"is nested more than {MAX_LEVELS} levels deep"
     try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        _encoded(value).encode()
     except UnicodeEncodeError:
         return "holds half a character (a lone surrogate)"
     except ValueError as error:

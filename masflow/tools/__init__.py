@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["BUILTINS", "ToolBox", "fork_state", "plain", "settings_problems"]
 
 
+LARGE = 1 << 63
+
+
 class ToolBox:
     """Every tool of a plan, made on first use and then kept for the process.
 
@@ -128,11 +131,21 @@ def plain(value: Any) -> Any:
     Raises:
         TypeError: it holds something that JSON can't.
     """
+    if _is_easy(value):
+        return value
     copied = _copied(value)
     problem = unwritable(copied)
     if problem:
         raise TypeError(f"the result {problem}")
     return copied
+
+
+def _is_easy(value: Any) -> bool:
+    """Whether a value is a scalar that JSON surely holds: most results are."""
+    kind = type(value)
+    if kind is str:
+        return value.isascii()
+    return value is None or kind is bool or (kind is int and -LARGE < value < LARGE)
 
 
 def _copied(value: Any) -> Any:
