@@ -237,6 +237,8 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         f"sampler {plan.sampler.kind}: {train.tasks_per_step} tasks x {plan.sampler.samples} samples, "
         f"temperature {algorithm.temperature:g}"
     )
+    if plan.sampler.kind == "nodes":
+        yield f"  {_node_words(plan)}"
     yield " -> ".join(f"{stage.name}: {stage.op}" for stage in plan.stages)
     yield (
         f"{algorithm.use}: weight {algorithm.weight}, turn loss {algorithm.turn_loss}, "
@@ -249,6 +251,22 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     elif plan.warm_start:
         yield f"warm start: {plan.warm_start.steps} supervised steps of {plan.warm_start.batch} turns a role"
     yield f"{train.steps} steps, seed {train.seed}"
+
+
+def _node_words(plan: Plan) -> str:
+    """How actions are drawn at the turns of base episodes, and what a chain of N turns costs."""
+    samples, options = plan.sampler.samples, plan.sampler.options
+    most = options.get("max_nodes")
+    where = f"{most} turns (drawn uniformly)" if most else "every trained turn"
+    drawn = f"{samples} actions from one context at {where} of a base episode"
+    if options["credit"] == "local":
+        return f"{drawn}; credit local: the turn's own rewards, nothing is played behind it (biased)"
+    ways = samples * options["continuations"]
+    return (
+        f"{drawn}; credit rollout: the rest is played {options['continuations']} x behind each; "
+        f"a chain of N turns costs {samples}·N actions and {ways}·N·(N-1)/2 turns behind them a task, "
+        "of which N·(N-1)/2 are the base episode's"
+    )
 
 
 def _group_lines(plan: Plan) -> Iterator[str]:

@@ -23,6 +23,7 @@ from masflow.compiler.team import graphs_below, speakers_of
 from masflow.errors import Problem, SpecError, Where, unknown
 from masflow.passes import known_passes
 from masflow.project import Loaded, expand_data, resolve
+from masflow.spec.base import Fault, fault_of
 from masflow.spec.experiment import Algorithm, DataSource, Experiment
 
 __all__ = [
@@ -291,9 +292,7 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
         try:
             chosen.append((name, known[name](**(settings or {})), i))
         except (ValidationError, TypeError) as error:
-            text = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-            message = f"pass '{name}': {'.'.join(map(str, text['loc']))}: {text['msg']}"
-            problems.append(Problem.at(where, "pass-setting", message, "correct the setting"))
+            problems.append(_setting_problem(where, name, error))
     names = [name for name, _, _ in chosen]
     for at, (name, one, i) in enumerate(chosen):
         early = [n for n in one.after if n in names[at + 1 :]] + [n for n in names[:at] if n in one.before]
@@ -304,9 +303,16 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
             )
     if problems_are_fatal(problems):
         return plan
-    for name, one, _ in chosen:
+    for name, one, i in chosen:
         before = plan_data(plan)
-        plan = one.apply(plan)
+        try:
+            plan = one.apply(plan)
+        except SpecError as error:
+            here = loaded.source.where("passes", i)
+            problems.extend(
+                p if p.file else Problem.at(here, p.code, p.message, p.fix) for p in error.problems
+            )
+            return plan
         entry = {
             "name": name,
             "settings": one.model_dump(mode="json"),
@@ -314,6 +320,18 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
         }
         plan = replace(plan, passes=(*plan.passes, entry))
     return plan
+
+
+def _setting_problem(where: Where, name: str, error: ValidationError | TypeError) -> Problem:
+    """What is wrong with a pass's settings."""
+    if isinstance(error, TypeError):
+        return Problem.at(where, "pass-setting", f"pass '{name}': {error}", "correct the setting")
+    first = error.errors(include_url=False)[0]
+    fault = fault_of(first)
+    place = ".".join(map(str, fault.path if isinstance(fault, Fault) else first["loc"]))
+    message = f"pass '{name}': {place}: {first['msg']}"
+    fix = (fault.fix if isinstance(fault, Fault) else "") or "correct the setting"
+    return Problem.at(where, "pass-setting", message, fix)
 
 
 def changes(before: Any, after: Any, at: str = "") -> list[str]:

@@ -32,6 +32,10 @@ def plan_problems(plan: Plan, experiment: Loaded[Experiment] | None) -> Iterator
         yield from _precision_problems(plan, model)
     if experiment is not None:
         yield from _engine_problems(plan, experiment.source.where("runtime"))
+        if plan.sampler.kind == "nodes" and experiment.spec.algorithm.samples is not None:
+            message = "node_sampling says how many actions are drawn, and so does algorithm.samples"
+            where = experiment.source.where("algorithm", "samples")
+            yield Problem.at(where, "samples-twice", message, "remove it; write node_sampling: {samples: N}")
     if trains:
         yield from _sampling_problems(plan, trained)
         yield from _unpaid_problems(plan, trained)

@@ -32,12 +32,14 @@ class Pass(Protocol):
 
 
 BUILT_IN: dict[str, type[Pass]] = {}
-"""Passes of this package, by name."""
+"""Passes beside those of this package, by name."""
 
 
 def known_passes() -> Mapping[str, type[Pass]]:
     """Built-in passes and those that installed packages offer."""
-    found = dict(BUILT_IN)
+    from masflow.passes.node_sampling import NodeSampling
+
+    found: dict[str, type[Pass]] = {"node_sampling": NodeSampling, **BUILT_IN}
     for entry in entry_points(group=GROUP):
         found.setdefault(entry.name, entry.load())
     return found

@@ -44,7 +44,13 @@ class Batch:
     warnings: tuple[str, ...] = ()
 
 
-def build_batch(plan: Plan, scored: Sequence[Scored], num_episodes: int, step: int) -> Batch:
+def build_batch(
+    plan: Plan,
+    scored: Sequence[Scored],
+    num_episodes: int,
+    step: int,
+    entrants: Sequence[Entrant] | None = None,
+) -> Batch:
     """Group, subtract baselines, weigh.
 
     L = (1/E) Σ_episodes Σ_turns (turn loss), E = `num_episodes`, whatever was dropped, and whatever the
@@ -54,13 +60,16 @@ def build_batch(plan: Plan, scored: Sequence[Scored], num_episodes: int, step: i
     Args:
         num_episodes: episodes scheduled for the step.
         step: of the run; only named in warnings.
+        entrants: turns that may train, where the sampler draws them (node sampling); default: those of the
+            episodes.
     Returns:
         Rows with an advantage of 0 are left out unless KL or entropy acts on them too. `stats` has
         `learnable_group_frac, groups, singletons, flat_groups, trainable_turns, rows, masked_turns,
         unscored_turns, dropped_episodes`, and for each role `ROLE/turns, ROLE/trainable_turns, ROLE/reward,
         ROLE/malformed_frac, ROLE/truncated_frac`.
     """
-    entrants = entrants_of(plan, scored)
+    if entrants is None:
+        entrants = entrants_of(plan, scored)
     groups = make_groups(plan, entrants)
     advantages = {t: a for g in groups for t, a in zip(g.turns, g.advantages, strict=True) if a is not None}
     minibatch_of, scale = _minibatches(plan, scored)
@@ -76,7 +85,12 @@ def build_batch(plan: Plan, scored: Sequence[Scored], num_episodes: int, step: i
         if not (advantage or acts_on_all):
             continue
         row = TrainRow(
-            turn.id, turn.policy, advantage, weigh(entrant), minibatch_of[entrant.slot], turn.temperature
+            turn.id,
+            turn.policy,
+            advantage,
+            weigh(entrant) * entrant.weight,
+            minibatch_of[entrant.slot],
+            turn.temperature,
         )
         rows[turn.policy].append(row)
     ordered = {policy: sorted(found, key=lambda r: r.minibatch) for policy, found in sorted(rows.items())}

@@ -28,6 +28,8 @@ class Entrant:
     slot: int
     task_id: str
     total: float
+    weight: float = 1.0
+    """Factor of its loss, beside the algorithm's weighting."""
 
     @property
     def key(self) -> Key:

@@ -87,6 +87,12 @@ class Scope:
         key = speaking(turn.path)
         return not self.is_superseded(turn) and turn.step.model_call == self._last_call[key]
 
+    def is_over(self, turn: Turn) -> bool:
+        """Whether the turn's visit (or item) has its value: no tool was called and nothing asked again
+        last."""
+        key = speaking(turn.path)
+        return any(t.last for t in self.turns if speaking(t.path) == key and self.is_final(t))
+
     def visit_of(self, path: Path) -> Path:
         """The visit that a path lies in, whatever the item, model call or attempt."""
         return (*path[:-1], path[-1]._replace(item=None, model_call=0, attempt=0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from masflow.compiler.graph import Graph
+from masflow.compiler.graph import Graph, RewardIR
 from masflow.compiler.plan import Plan
 from masflow.rl.credit import own, return_to_go
 from masflow.rl.functions import Ask, Judge, Judgement, RewardCall, Verdict
@@ -16,28 +16,45 @@ from masflow.rl.measure import measurements, pay
 from masflow.rl.scope import Scope, speaking
 from masflow.trace import Path, Scored, Trajectory, Turn
 
-__all__ = ["score"]
+__all__ = ["Focus", "score"]
 
 Value = float | None
 
 
-def score(plan: Plan, trajectories: Sequence[Trajectory], judge: Judge | None = None) -> list[Scored]:
+@dataclass(frozen=True)
+class Focus:
+    """The one turn whose credit is asked for; rewards that can't reach it are left out."""
+
+    turn: str
+    """Its id."""
+    is_local: bool = False
+    """Only what its own workflow pays for this turn by itself: the episode was left when its visit ended."""
+
+
+def score(
+    plan: Plan,
+    trajectories: Sequence[Trajectory],
+    judge: Judge | None = None,
+    focus: Sequence[Focus] | None = None,
+) -> list[Scored]:
     """Rewards of every trajectory, in order.
 
     Args:
         judge: asks the frozen roles of `role:NAME` rewards, all questions in one call.
+        focus: of each trajectory; default: all its turns are credited.
     Raises:
         RunError: a reward needs a judge and there is none.
     """
-    ask = _asked_before(plan, trajectories, judge) if judge is not None and _is_judged(plan) else None
-    return [_score(plan, trajectory, ask) for trajectory in trajectories]
+    each = list(zip(trajectories, focus or [None] * len(trajectories), strict=True))
+    ask = _asked_before(plan, each, judge) if judge is not None and _is_judged(plan) else None
+    return [_score(plan, trajectory, ask, on) for trajectory, on in each]
 
 
 def _is_judged(plan: Plan) -> bool:
     return any(reward.judge for graph in plan.workflows.values() for reward in graph.rewards)
 
 
-def _asked_before(plan: Plan, trajectories: Sequence[Trajectory], judge: Judge) -> Ask:
+def _asked_before(plan: Plan, each: Sequence[tuple[Trajectory, Focus | None]], judge: Judge) -> Ask:
     """Collect every question, ask them in one batch, and give the answers back in the same order."""
     questions: list[Judgement] = []
 
@@ -45,8 +62,8 @@ def _asked_before(plan: Plan, trajectories: Sequence[Trajectory], judge: Judge) 
         questions.append(question)
         return Verdict(None)
 
-    for trajectory in trajectories:
-        _score(plan, trajectory, collect, only_judged=True)
+    for trajectory, on in each:
+        _score(plan, trajectory, collect, on, only_judged=True)
     answers = iter(zip(questions, judge(questions), strict=True))
 
     def answer(question: Judgement) -> Verdict:
@@ -68,14 +85,34 @@ class _Ledger:
     """Reward name → its value for the trajectory, once a call of its workflow."""
     failures: list[str] = field(default_factory=list)
     alone: set[str] = field(default_factory=set)
+    on: Focus | None = None
+    wanted: frozenset[str] | None = None
+    """Turns whose own rewards are asked for; None: all."""
 
 
-def _score(plan: Plan, trajectory: Trajectory, ask: Ask | None, only_judged: bool = False) -> Scored:
-    ledger = _Ledger()
+def _wanted(plan: Plan, trajectory: Trajectory, on: Focus | None) -> frozenset[str] | None:
+    """With `return_to_go` what comes later flows back; what comes earlier never does."""
+    if on is None:
+        return None
+    if on.is_local or plan.graph.credit == "own":
+        return frozenset({on.turn})
+    began = next((t.superstep for t in trajectory.turns if t.id == on.turn), 0)
+    return frozenset(t.id for t in trajectory.turns if t.superstep >= began)
+
+
+def _is_own(reward: RewardIR) -> bool:
+    """Whether a reward can be known when the visit that it pays has ended."""
+    return bool(reward.measure_after) or (reward.level == "turn" and not reward.allocator)
+
+
+def _score(
+    plan: Plan, trajectory: Trajectory, ask: Ask | None, on: Focus | None, only_judged: bool = False
+) -> Scored:
+    ledger = _Ledger(on=on, wanted=_wanted(plan, trajectory, on))
     for scope in _scopes(plan, plan.graph, trajectory, ()):
         ledger.alone |= {t.id for t in scope.turns if scope.is_superseded(t)}
         for reward in scope.graph.rewards:
-            if only_judged and reward.judge is None:
+            if (only_judged and reward.judge is None) or (on and on.is_local and not _is_own(reward)):
                 continue
             call = RewardCall(
                 reward, trajectory, plan.root_dir, scope.early, scope.graph, scope.call, ask, ledger.failures
@@ -117,9 +154,11 @@ def _apply(call: RewardCall, scope: Scope, ledger: _Ledger) -> None:
     elif reward.function is None and reward.judge is None:
         payments, metric = _well_formed(call, scope)
     elif reward.level == "turn" and not reward.allocator:
-        payments, metric = _per_turn(call, scope)
+        payments, metric = _per_turn(call, scope, ledger.wanted)
     else:
         payments, metric = _at_the_end(call, scope)
+    if ledger.on is not None and ledger.on.is_local:
+        payments = list(_local(call, scope, payments, ledger.on.turn))
     at_turn = reward.level == "turn" or reward.allocator or reward.measure_after
     place = ledger.at_turn if at_turn else ledger.at_end
     for turn, paid in payments:
@@ -152,9 +191,28 @@ def _well_formed(call: RewardCall, scope: Scope) -> Payments:
     return payments, mean(worst.values())
 
 
-def _per_turn(call: RewardCall, scope: Scope) -> Payments:
-    """Every model call of a visit (or item) is paid what its final turn earns."""
+def _local(
+    call: RewardCall, scope: Scope, payments: Iterable[tuple[Turn, Value]], turn_id: str
+) -> Iterator[tuple[Turn, Value]]:
+    """What one turn of this workflow (not of one that it calls) earns by itself; null while its visit goes
+    on. A measured quantity is its own only where it is measured at the turn's node."""
+    for turn, paid in payments:
+        inside = len(turn.path) == len(scope.prefix) + 1
+        own = not call.reward.measure_after or scope.at_nodes(turn, call.reward.measure_after)
+        if turn.id == turn_id and inside and own:
+            yield turn, paid if scope.is_over(turn) else None
+
+
+def _per_turn(call: RewardCall, scope: Scope, wanted: frozenset[str] | None) -> Payments:
+    """Every model call of a visit (or item) is paid what its final turn earns.
+
+    Args:
+        wanted: ids of turns whose visits are looked at; None: all.
+    """
     turns = scope.selected(call.reward)
+    if wanted is not None:
+        visits = {speaking(t.path) for t in turns if t.id in wanted}
+        turns = [t for t in turns if speaking(t.path) in visits]
     earned: dict[Path, Value] = {}
     for turn in turns:
         names = scope.names_at(turn) if scope.is_final(turn) else {}

@@ -245,7 +245,7 @@ def step(run: Run, tasks: Sequence[Task]) -> None:
     state.step, state.position = work.step, work.position + plan.train.tasks_per_step
     record = step_record(work)
     with writing("trace.sqlite", run.dir.path):
-        run.trace.add_trajectories(work.step, "train", work.scored, work.advantages())
+        run.trace.add_trajectories(work.step, "train", work.played(), work.advantages())
         run.trace.add_metrics(work.step, record)
     run.record(record)
     assert work.batch is not None

@@ -18,12 +18,15 @@ from masflow.compiler.rows import Task
 from masflow.errors import RunError, closest
 from masflow.rl.batch import Batch, build_batch
 from masflow.rl.losses import LossSpec
+from masflow.rl.nodes import Credited, credit_actions
 from masflow.rl.score import score
 from masflow.runtime.episodes import answers_of, play
 from masflow.runtime.evaluate import by_source, mean, roles
 from masflow.runtime.judge import judge_of
+from masflow.runtime.nodes import Drawn, NodeSampler
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import Mixture
+from masflow.runtime.state import EpisodeState
 from masflow.runtime.team import Team
 from masflow.tools import ToolBox
 from masflow.trace import EpisodeKey, Scored, Trajectory
@@ -46,6 +49,10 @@ class Work:
     sources: list[int] = field(default_factory=list)
     """Of each slot's task: which of the split's sources it comes from."""
     trajectories: list[Trajectory] = field(default_factory=list)
+    """With node sampling: the base episodes."""
+    drawn: Drawn | None = None
+    """With node sampling: what was drawn at their turns."""
+    credited: Credited | None = None
     scored: list[Scored] = field(default_factory=list)
     batch: Batch | None = None
     policies: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -55,6 +62,10 @@ class Work:
     served: dict[str, dict[str, int]] = field(default_factory=dict)
     """Model behind an endpoint → what was asked of it in this step, judges' questions included."""
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def played(self) -> list[Scored]:
+        """Everything that was played, for the trace: forks too, each with what is its own."""
+        return [*self.scored, *(self.credited.forks if self.credited else ())]
 
     def advantages(self) -> dict[str, float]:
         """Turn id → advantage, of the turns that are trained on."""
@@ -67,8 +78,22 @@ Operator = Callable[[Work, dict[str, Any]], None]
 
 def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
     """Draw the next tasks and play `samples` episodes of each under the current policies."""
-    plan = work.plan
-    samples, size = plan.sampler.samples, plan.train.tasks_per_step
+    player, states = _started(work, work.plan.sampler.samples)
+    work.num_episodes = len(states)
+    work.trajectories = play(player, states, answers_of(work.team))
+
+
+def sample_nodes(work: Work, options: dict[str, Any]) -> None:
+    """Draw the next tasks; play one episode of each and `samples` actions at its turns."""
+    player, states = _started(work, 1)
+    work.num_episodes = len(states) * work.plan.sampler.samples
+    work.drawn = NodeSampler(work.plan, player, answers_of(work.team)).sample(states)
+    work.trajectories = work.drawn.bases
+
+
+def _started(work: Work, samples: int) -> tuple[Player, list[EpisodeState]]:
+    """Episodes on the step's tasks, nothing asked yet; by task, then sample."""
+    plan, size = work.plan, work.plan.train.tasks_per_step
     mixture = Mixture.of([s.weight for s in plan.data["train"]], [task.source for task in work.tasks])
     picked = mixture.draw(work.position, size, plan.train.seed, plan.train.shuffle)
     work.sources = [work.tasks[row].source for row in picked]
@@ -81,18 +106,23 @@ def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
         for slot, row in enumerate(picked)
         for sample in range(samples)
     ]
-    work.num_episodes = len(states)
-    work.trajectories = play(player, states, answers_of(work.team))
+    return player, states
 
 
 def score_rewards(work: Work, options: dict[str, Any]) -> None:
     """Run the reward functions; give every turn what it is credited with."""
-    work.scored = score(work.plan, work.trajectories, judge_of(work.plan, work.team.generate))
+    judge = judge_of(work.plan, work.team.generate)
+    work.scored = score(work.plan, work.trajectories, judge)
+    if work.drawn is not None:
+        is_local = work.plan.sampler.options["credit"] == "local"
+        ways = work.drawn.continuations
+        work.credited = credit_actions(work.plan, work.scored, ways, is_local, judge)
 
 
 def make_batch(work: Work, options: dict[str, Any]) -> None:
     """Group turns, subtract baselines, weigh: rows for every policy."""
-    work.batch = build_batch(work.plan, work.scored, work.num_episodes, work.step)
+    entrants = work.credited.entrants if work.credited else None
+    work.batch = build_batch(work.plan, work.scored, work.num_episodes, work.step, entrants)
 
 
 def update_policies(work: Work, options: dict[str, Any]) -> None:
@@ -109,10 +139,12 @@ def nothing(work: Work, options: dict[str, Any]) -> None:
 
 OPERATORS: dict[tuple[str, str], Operator] = {
     ("sample", "trajectories"): sample_trajectories,
+    ("sample", "nodes"): sample_nodes,
     ("score", "rewards"): score_rewards,
     ("credit", "own"): nothing,
     ("credit", "return_to_go"): nothing,
     ("group", "task_role_path"): nothing,
+    ("group", "siblings"): nothing,
     ("advantage", "group_norm"): make_batch,
     ("advantage", "group_mean"): make_batch,
     ("advantage", "leave_one_out"): make_batch,
@@ -149,11 +181,19 @@ def run_stages(work: Work, on_stage: Callable[[Work, str], None]) -> None:
         on_stage(work, stage.name)
 
 
+def _nodes(work: Work) -> dict[str, dict[str, int]]:
+    """With node sampling: what was drawn, and the continuations that count for nothing."""
+    if work.drawn is None or work.credited is None:
+        return {}
+    return {"nodes": {**work.drawn.counts, "lost_continuations": work.credited.num_lost}}
+
+
 def step_record(work: Work) -> dict[str, Any]:
     """One line of metrics.jsonl. All that depends on the clock stands under `time`."""
     assert work.batch is not None
     total_s = sum(work.seconds.values())
-    tokens = sum(turn.reply_tokens + turn.prompt_tokens for one in work.trajectories for turn in one.turns)
+    turns = (turn for one in work.played() for turn in one.trajectory.turns)
+    tokens = sum(turn.reply_tokens + turn.prompt_tokens for turn in turns)
     names = [reward.name for reward in work.plan.graph.rewards]
     return {
         "kind": "train",
@@ -165,6 +205,7 @@ def step_record(work: Work) -> dict[str, Any]:
         "roles": roles(work.plan, work.scored),
         **by_source(work.plan, "train", work.sources, work.scored),
         "batch": dict(work.batch.stats),
+        **_nodes(work),
         "policies": work.policies,
         "tokens": tokens,
         **({"served": work.served} if work.served else {}),

@@ -1,0 +1,95 @@
+"""`node_sampling`: several actions from one context at the turns of one base episode a task, instead of
+several episodes.
+
+Section 3 of JoyAgents-R1 (arXiv 2505.19846) branches at nodes; where it is silent the choices are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from masflow.compiler.plan import Plan, SamplerIR, StageIR
+from masflow.compiler.team import graphs_below
+from masflow.errors import Problem, SpecError, Where
+from masflow.spec.base import Fault, Spec
+
+__all__ = ["NodeSampling"]
+
+PLANNED = ("splice", "fixed_suffix")
+
+
+class NodeSampling(Spec):
+    """Play one base episode a task; at its turns draw `samples` actions from the same context.
+
+    The base episode's own action is one of them. The turns that are trained are these actions alone, the
+    groups are the actions of one context, and E (the divisor of the loss) is tasks x samples.
+
+    On a chain of N turns a task costs G·N actions and, with credit `rollout`, G·M·N(N-1)/2 suffix turns, of
+    which N(N-1)/2 are the base episode's own.
+
+        passes:
+          - node_sampling: {samples: 5, temperature: 1.2}
+    """
+
+    before: ClassVar[tuple[str, ...]] = ()
+    after: ClassVar[tuple[str, ...]] = ()
+
+    samples: int = Field(default=5, ge=2)
+    """Actions drawn from each context: G."""
+    credit: Literal["rollout", "local"] = "rollout"
+    """`rollout`: the rest of the episode is played under the current policies behind every action, and what
+    the action is credited with is the mean over its continuations: unbiased (with `group_mean` up to the
+    factor (G-1)/G, with `leave_one_out` exactly). `local`: only the turn's own rewards, nothing is played
+    behind it: far cheaper, and biased wherever later turns hang on the action."""
+    continuations: int = Field(default=1, ge=1)
+    """M: how often the rest is played behind each action."""
+    max_nodes: int | None = Field(default=None, ge=1)
+    """Turns of a base episode that are branched at, drawn uniformly; each then weighs N / `max_nodes`.
+    Default: all. They are known only when the base episode is over, so that drawing takes two rounds."""
+    temperature: float | None = Field(default=None, ge=1e-3, le=1e3)
+    """In place of `algorithm.temperature`, for base episodes, actions and suffixes alike."""
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        if data.get("credit") in PLANNED:
+            message = f"'{data['credit']}' isn't built; known: rollout, local"
+            yield Fault(message, code="pass-setting", fix="use one of rollout, local", path=("credit",))
+
+    def apply(self, plan: Plan) -> Plan:
+        """Raises SpecError: the settings contradict each other or the workflow's rewards."""
+        problems = list(self._problems(plan))
+        if problems:
+            raise SpecError(problems)
+        temperature = plan.algorithm.temperature if self.temperature is None else self.temperature
+        options = {
+            "credit": self.credit,
+            "continuations": self.continuations,
+            **({"max_nodes": self.max_nodes} if self.max_nodes is not None else {}),
+        }
+        ops = {"sample": "nodes", "group": "siblings"}
+        return replace(
+            plan,
+            algorithm=plan.algorithm.model_copy(update={"samples": self.samples, "temperature": temperature}),
+            sampler=SamplerIR("nodes", self.samples, options),
+            stages=tuple(StageIR(s.name, ops.get(s.name, s.op), s.options) for s in plan.stages),
+            groups=tuple(replace(group, expected_size=self.samples) for group in plan.groups),
+        )
+
+    def _problems(self, plan: Plan) -> list[Problem]:
+        where, found = Where(), []  # the compiler knows the line
+        if self.credit == "local" and self.continuations > 1:
+            message = "credit 'local' plays nothing behind an action, so 'continuations' has no effect"
+            found.append(Problem.at(where, "option-without-effect", message, "remove it"))
+        graphs = [place.graph for place in graphs_below(plan.root, plan.workflows)]
+        own = [r for g in graphs for r in g.rewards if r.level == "turn" and not r.allocator and r.weight]
+        if self.credit == "local" and plan.graph.rewards and not own:
+            message = (
+                "credit 'local' sees a turn's own rewards only, and this workflow has none at level turn"
+            )
+            fix = "use credit: rollout, or give the workflow a reward with level: turn"
+            found.append(Problem.at(where, "no-local-reward", message, fix))
+        return found

@@ -1,0 +1,301 @@
+"""Samples actions at the nodes of base episodes: forks them as they are played, all tasks and forks together.
+
+A fork copies what its base episode has heard and asks the open turn again; turns beside it that both need are
+asked once. Knows neither rewards nor tensors.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from masflow.compiler.plan import Plan
+from masflow.errors import RunError
+from masflow.models.engine import Reply, Request
+from masflow.rl.nodes import Continuation
+from masflow.runtime.episodes import Generate, Queue
+from masflow.runtime.player import Player
+from masflow.runtime.schedule import stable_seed
+from masflow.runtime.state import BEHIND, EpisodeState
+from masflow.trace import Path, Trajectory, Turn, path_from_json, path_json
+
+__all__ = ["Drawn", "NodeSampler"]
+
+UNHEARD = ("error", "prompt_too_long")
+"""How a request ends that makes no turn."""
+
+
+@dataclass
+class Drawn:
+    """What one step's sampling left. Made by the sampler; eaten by scoring."""
+
+    bases: list[Trajectory]
+    continuations: list[Continuation]
+    """By task, then context in the order in which they were met, then sibling, then number."""
+    counts: dict[str, int]
+    """`base_turns`, `contexts`, `sibling_turns` (actions beside the base's own), `suffix_turns`: all that
+    was drawn."""
+
+
+@dataclass(eq=False)
+class _Run:
+    """One episode being played: a base (`text` empty), or a fork."""
+
+    state: EpisodeState
+    task: int
+    place: tuple[int, ...]
+    """Bases first, then forks in the order in which they were made."""
+    text: str = ""
+    """Path of its action, as canonical JSON."""
+    action: str = ""
+    """The action's turn id."""
+    sibling: int = 0
+    number: int = 0
+    trajectory: Trajectory | None = None
+
+
+@dataclass
+class _Context:
+    """One place where actions are drawn."""
+
+    task: int
+    text: str
+    forks: list[_Run] = field(default_factory=list)
+    weight: float = 1.0
+
+
+class NodeSampler:
+    """Plays one base episode a task and draws siblings at its turns."""
+
+    def __init__(self, plan: Plan, player: Player, generate: Generate | Queue):
+        options = plan.sampler.options
+        self._player, self._generate = player, generate
+        self._samples, self._continuations = plan.sampler.samples, int(options.get("continuations", 1))
+        self._is_local = options["credit"] == "local"
+        self._max_nodes: int | None = options.get("max_nodes")
+        self._trained = {policy.name for policy in plan.policies if policy.train}
+        self._waiting: dict[str, list[_Run]] = {}
+        self._known: dict[str, Reply] = {}
+        self._contexts: dict[str, _Context] = {}
+        """By turn id of the base's own action."""
+        self._forks = 0
+        self._counts = {"base_turns": 0, "contexts": 0, "sibling_turns": 0, "suffix_turns": 0}
+
+    def sample(self, states: Sequence[EpisodeState]) -> Drawn:
+        """Play base episodes and their forks to their ends.
+
+        Forks begin in the very batch in which their base asks for the turn, so that one prompt serves them
+        all and the suffixes of earlier turns advance beside. With `max_nodes` they begin when it is over.
+
+        Args:
+            states: base episodes, one a task, nothing asked yet.
+        """
+        bases = [_Run(state, task, (task,)) for task, state in enumerate(states)]
+        self._play(bases)
+        if self._max_nodes is not None:
+            self._play([run for base in bases for run in self._chosen(base, self._max_nodes)])
+        played = [_over(base) for base in bases]
+        self._counts["contexts"] = len(self._contexts)
+        return Drawn(played, self._ways(played), self._counts)
+
+    # -- playing ----------------------------------------------------------------------------------
+
+    def _play(self, going: Sequence[_Run]) -> None:
+        try:
+            while True:
+                replies = self._answers(self._ask(going))
+                if not replies:
+                    break
+                going = self._deliver(replies)
+            if self._waiting:
+                raise RunError("episodes wait for replies that nobody was asked for")
+        finally:
+            if not callable(self._generate):
+                self._generate.clear()
+
+    def _answers(self, asked: list[Request]) -> list[Reply]:
+        """Of a whole barrier; from a queue those that are there."""
+        if callable(self._generate):
+            return self._generate(asked) if asked else []
+        self._generate.submit(asked)
+        return self._generate.collect()
+
+    def _ask(self, going: Sequence[_Run]) -> list[Request]:
+        """Let episodes go on; forks stand right behind the base whose turn they share."""
+        asked: list[Request] = []
+        todo = deque(going)
+        while todo:
+            run = todo.popleft()
+            new = self._advance(run)
+            for request in new:
+                waiting = self._waiting.setdefault(request.turn_id, [])
+                if not waiting:
+                    asked.append(request)
+                    self._count(run, request)
+                waiting.append(run)
+            todo.extendleft(reversed(self._siblings(run, new)))
+        return asked
+
+    def _count(self, run: _Run, request: Request) -> None:
+        kind = "suffix_turns" if run.text else "base_turns"
+        self._counts["sibling_turns" if request.turn_id == run.action else kind] += 1
+
+    def _advance(self, run: _Run) -> list[Request]:
+        """Requests that are new to this episode and that nothing has answered yet."""
+        wanted: list[Request] = []
+        while True:
+            new = self._player.advance(run.state)
+            heard = [self._known[r.turn_id] for r in new if r.turn_id in self._known]
+            wanted += [r for r in new if r.turn_id not in self._known]
+            if not heard:
+                break
+            for reply in heard:
+                self._player.deliver(run.state, reply)
+        if self._player.finished(run.state):
+            self._close(run, left=False)
+            return []
+        if self._is_local and run.text and run.action not in run.state.pending:
+            return self._inside(run, wanted)
+        return wanted
+
+    def _inside(self, run: _Run, wanted: list[Request]) -> list[Request]:
+        """Behind an action that is credited locally: what its own visit still asks; else it is left."""
+        pending, here = run.state.pending, _visit(run.text)
+        if not any(_visit(text) == here for text in pending.values()):
+            self._close(run, left=True)
+            return []
+        return [r for r in wanted if _visit(pending[r.turn_id]) == here or r.turn_id in self._waiting]
+
+    def _close(self, run: _Run, left: bool) -> None:
+        """Args: left: it would have gone on, but nobody needs to know how."""
+        played = self._player.trajectory(run.state)
+        run.trajectory = replace(played, outcome="ok", detail="") if left else played
+        if run.text:
+            run.state.live = None
+
+    def _deliver(self, replies: Sequence[Reply]) -> list[_Run]:
+        """Hand replies to all that wait for them; the episodes that can go on, new continuations too."""
+        touched: dict[int, _Run] = {}
+        new: list[_Run] = []
+        heard = [(run, reply) for reply in replies for run in self._waiting.pop(reply.turn_id, ())]
+        for run, reply in heard:
+            self._known[reply.turn_id] = reply
+            if run.trajectory is None:
+                self._player.deliver(run.state, reply)
+                touched[id(run)] = run
+        for run, reply in heard:
+            if run.trajectory is None and reply.finish not in UNHEARD:
+                new += self._onward(run, reply.turn_id)
+        return sorted([*touched.values(), *new], key=lambda run: run.place)
+
+    # -- forks ------------------------------------------------------------------------------------
+
+    def _fork(self, state: EpisodeState, context: _Context, action: str, sibling: int, number: int) -> _Run:
+        self._forks += 1
+        run = _Run(state, context.task, (context.task, self._forks), context.text, action, sibling, number)
+        context.forks.append(run)
+        return run
+
+    def _siblings(self, run: _Run, requests: Sequence[Request]) -> list[_Run]:
+        """The other actions at the turns that a base episode asks for now."""
+        if run.text or self._max_nodes is not None:
+            return []
+        found = []
+        for request in requests:
+            if request.policy in self._trained:
+                text = run.state.pending[request.turn_id]
+                context = self._contexts[request.turn_id] = _Context(run.task, text)
+                for sibling in range(1, self._samples):
+                    state = run.state.branch(text, (text, sibling, 0))
+                    action = state.key.turn_id(path_from_json(text))
+                    found.append(self._fork(state, context, action, sibling, 0))
+        return found
+
+    def _onward(self, run: _Run, turn_id: str) -> list[_Run]:
+        """What else is played behind an action that has just been drawn."""
+        if not run.text:
+            context = self._contexts.get(turn_id)
+            if context is None:
+                return []
+            if self._is_local:
+                return [self._fork(_again(run.state), context, turn_id, 0, 0)]
+        elif run.action != turn_id or run.number or self._is_local:
+            return []
+        else:
+            context = self._context_of(run)
+        return self._further(run.state, context, turn_id, run.sibling)
+
+    def _context_of(self, run: _Run) -> _Context:
+        return self._contexts[run.state.keys[0].turn_id(path_from_json(run.text))]
+
+    def _further(self, state: EpisodeState, context: _Context, action: str, sibling: int) -> list[_Run]:
+        """Continuations 1, …, M - 1 of an action whose reply is the state's latest."""
+        return [
+            self._fork(
+                state.branch(BEHIND + context.text, (context.text, sibling, number)),
+                context, action, sibling, number,
+            )
+            for number in range(1, self._continuations)
+        ]  # fmt: skip
+
+    def _chosen(self, base: _Run, max_nodes: int) -> list[_Run]:
+        """Forks at some turns of a base episode that is over, drawn uniformly."""
+        key, played = base.state.key, _over(base)
+        turns = [turn for turn in played.turns if turn.policy in self._trained]
+        rng = random.Random(stable_seed("nodes", key.run_seed, key.step, key.slot))
+        picked = set(rng.sample(range(len(turns)), min(max_nodes, len(turns))))
+        return [
+            run
+            for turn in (turn for place, turn in enumerate(turns) if place in picked)
+            for run in self._late(base, turn, len(turns) / len(picked))
+        ]
+
+    def _late(self, base: _Run, turn: Turn, weight: float) -> list[_Run]:
+        text = path_json(turn.path)
+        context = self._contexts[turn.id] = _Context(base.task, text, weight=weight)
+        found = []
+        for sibling in range(1, self._samples):
+            state = self._player.fork(base.state, turn.id, (text, sibling, 0))
+            found.append(self._fork(state, context, state.key.turn_id(turn.path), sibling, 0))
+        until = self._player.fork(base.state, turn.id, ())
+        until.replies[text] = base.state.replies[text]
+        until.keys, until.forks = base.state.keys, base.state.forks
+        if self._is_local:
+            return [self._fork(until, context, turn.id, 0, 0), *found]
+        return [*self._further(until, context, turn.id, 0), *found]
+
+    def _ways(self, bases: Sequence[Trajectory]) -> list[Continuation]:
+        """What was drawn at every context, with each base episode among the ways behind its own actions."""
+        found: list[Continuation] = []
+        for action, context in self._contexts.items():
+            ways = [
+                (run.sibling, run.number, Continuation(run.action, run.sibling, context.weight, _over(run)))
+                for run in context.forks
+            ]
+            base = bases[context.task]
+            if not self._is_local and any(turn.id == action for turn in base.turns):
+                ways.append((0, 0, Continuation(action, 0, context.weight, base)))
+            found += [way for _, _, way in sorted(ways, key=lambda one: one[:2])]
+        return sorted(found, key=lambda way: way.trajectory.key.slot)
+
+
+def _over(run: _Run) -> Trajectory:
+    assert run.trajectory is not None, "an episode was not played to its end"
+    return run.trajectory
+
+
+def _again(state: EpisodeState) -> EpisodeState:
+    """The same episode at the same point, nothing handed out."""
+    same = state.copy()
+    same.pending.clear()
+    return same
+
+
+@lru_cache(maxsize=65536)
+def _visit(text: str) -> tuple[Path, str, str, int]:
+    """The visit of a node that a path (as text) lies in, whichever item, model call or attempt."""
+    path = path_from_json(text)
+    return path[:-1], path[-1].call, path[-1].node, path[-1].visit

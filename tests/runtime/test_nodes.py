@@ -1,0 +1,186 @@
+"""Actions drawn at the nodes of base episodes: what is asked, what it costs, what it is worth."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from masflow.compiler.plan import ModelIR, Plan, PolicyIR
+from masflow.models.engine import Reply, Request
+from masflow.models.scripted import ScriptedEngine
+from masflow.passes.node_sampling import NodeSampling
+from masflow.rl.batch import Batch, build_batch
+from masflow.rl.nodes import Credited, credit_actions
+from masflow.rl.score import score
+from masflow.runtime.nodes import Drawn, NodeSampler
+from masflow.runtime.player import Player
+from masflow.spec.experiment import Algorithm
+from masflow.spec.mapping import Optimizer
+from masflow.trace import EpisodeKey
+
+Compile = Callable[..., Plan]
+REWARD = """
+def paid(first, second):
+    return {"00": 0.0, "01": 1.0, "10": 3.0, "11": 0.5}[first + second]
+
+def own(said):
+    return float(said)
+"""
+TWO = """
+    name: two
+    roles: {a: {prompt: "speak first"}, b: {prompt: "after {{ one.text }}"}}
+    nodes: {one: {role: a}, two: {role: b}}
+    edges: [start -> one -> two -> end]
+    rewards:
+      - {name: paid, use: "table.py:paid", args: {first: "{{ one.text }}", second: "{{ two.text }}"}}
+      - {name: own, use: "table.py:own", level: turn, args: {said: "{{ result.text }}"}, weight: 1}
+"""
+LIKELY = {"speak first": 0.5, "after 0": 0.25, "after 1": 0.75}
+"""Prompt → probability of the reply 1."""
+
+
+def chain(length: int) -> str:
+    nodes = ", ".join(f"n{i}: {{role: a}}" for i in range(length))
+    path = " -> ".join(f"n{i}" for i in range(length))
+    return f"""
+    name: chain
+    roles: {{a: {{prompt: "speak {{{{ visit }}}}"}}}}
+    nodes: {{{nodes}}}
+    edges: [start -> {path} -> end]
+    rewards:
+      - {{name: own, use: "table.py:own", level: turn, args: {{said: "{{{{ result.text }}}}"}}}}
+      - {{name: last, use: "table.py:own", args: {{said: "{{{{ n{length - 1}.text }}}}"}}, otherwise: 0}}
+    """
+
+
+def sampling(plan: Plan, advantage: str = "leave_one_out", **settings: Any) -> Plan:
+    """The plan with one trained policy and its nodes sampled."""
+    policy = PolicyIR("policy", "policy", None, tuple(plan.policy_of), True, Optimizer())
+    model = ModelIR("policy", None, "", "full", (policy,))
+    algorithm = Algorithm(advantage=advantage)  # type: ignore[arg-type]
+    return NodeSampling(**settings).apply(replace(plan, models=(model,), algorithm=algorithm))
+
+
+def states(player: Player, number: int, task: Mapping[str, Any] | None = None) -> list[Any]:
+    return [player.start(dict(task or {}), EpisodeKey(1, "train", 1, n, f"t{n}", 0)) for n in range(number)]
+
+
+def drawn(plan: Plan, generate: Any, number: int = 1, task: Mapping[str, Any] | None = None) -> Drawn:
+    player = Player(plan)
+    return NodeSampler(plan, player, generate).sample(states(player, number, task))
+
+
+def learnt(plan: Plan, found: Drawn, number: int) -> tuple[Credited, Batch]:
+    bases = score(plan, found.bases)
+    local = plan.sampler.options["credit"] == "local"
+    credited = credit_actions(plan, bases, found.continuations, local)
+    return credited, build_batch(plan, bases, number * plan.sampler.samples, 1, credited.entrants)
+
+
+def coin(request: Request) -> str:
+    """A tabular policy: 1 with the prompt's probability."""
+    likely = LIKELY.get(request.messages[-1].content, 0.5)
+    return str(int(random.Random(request.seed).random() < likely))
+
+
+def coins(plan: Plan) -> ScriptedEngine:
+    return ScriptedEngine({"*": coin})
+
+
+@pytest.mark.parametrize(("samples", "continuations", "length"), [(5, 1, 6), (3, 2, 4), (2, 3, 3)])
+def test_a_chain_costs_what_the_formula_says(
+    compiled: Compile, samples: int, continuations: int, length: int
+):
+    plan = sampling(
+        compiled(chain(length), {"table.py": REWARD}), samples=samples, continuations=continuations
+    )
+    engine = coins(plan)
+    found = drawn(plan, engine.generate, 2)
+    actions, suffixes = samples * length, samples * continuations * length * (length - 1) // 2
+    own = length * (length - 1) // 2  # the base's turns are the suffixes of its own actions
+    assert len(engine.requests) == 2 * (actions + suffixes - own)
+    assert len({request.turn_id for request in engine.requests}) == len(engine.requests)
+    assert found.counts == {
+        "base_turns": 2 * length,
+        "contexts": 2 * length,
+        "sibling_turns": 2 * (samples - 1) * length,
+        "suffix_turns": 2 * (suffixes - own),
+    }
+    behind = [sum(t.superstep > 1 + depth for t in way.trajectory.turns)
+              for depth in range(length) for way in found.continuations
+              if way.trajectory.turns[depth].id == way.action]  # fmt: skip
+    assert sum(behind) == 2 * suffixes
+    credited, _ = learnt(plan, found, 2)
+    assert len(credited.entrants) == 2 * actions
+
+
+def test_local_credit_plays_nothing_behind_an_action(compiled: Compile):
+    plan = sampling(compiled(chain(6), {"table.py": REWARD}), samples=5, credit="local")
+    engine = coins(plan)
+    found = drawn(plan, engine.generate, 3)
+    assert len(engine.requests) == 3 * 5 * 6
+    credited, batch = learnt(plan, found, 3)
+    assert len(credited.entrants) == 90 and credited.num_lost == 0
+    assert all(e.total == float(e.turn.text) for e in credited.entrants)
+    assert batch.stats["groups"] == 18
+
+
+def test_all_forks_of_a_barrier_are_one_batch(compiled: Compile):
+    plan = sampling(compiled(chain(4), {"table.py": REWARD}), samples=3)
+    sizes: list[int] = []
+    engine = coins(plan)
+
+    def generate(requests: Sequence[Request]) -> list[Reply]:
+        sizes.append(len(requests))
+        return engine.generate(requests)
+
+    drawn(plan, generate, 2)
+    # Of a task: the base's turn, its 2 siblings, and 2 suffixes for each context before.
+    assert sizes == [2 * (3 + 2 * before) for before in range(4)]
+
+
+@pytest.mark.parametrize("continuations", [1, 2])
+def test_rollout_gives_the_exact_action_values_and_gradient(compiled: Compile, continuations: int):
+    plan = sampling(compiled(TWO, {"table.py": REWARD}), samples=4, continuations=continuations)
+    number = 500
+    found = drawn(plan, coins(plan).generate, number)
+    credited, batch = learnt(plan, found, number)
+    worth: dict[str, list[float]] = defaultdict(list)
+    said = {e.turn.id: (e.turn.messages[-1].content, e.turn.text) for e in credited.entrants}
+    for e in credited.entrants:
+        worth[" ".join(said[e.turn.id])].append(e.total)
+    # credit: own: each action's own reward (what it said) and the episode's.
+    # first 0: 0 + .75·0 + .25·1 = .25; first 1: 1 + .25·3 + .75·.5 = 2.125
+    exact = {
+        "speak first 0": 0.25,
+        "speak first 1": 2.125,
+        "after 0 0": 0.0,
+        "after 0 1": 2.0,
+        "after 1 0": 3.0,
+        "after 1 1": 1.5,
+    }
+    for name, value in exact.items():
+        spread = float(np.std(worth[name])) / len(worth[name]) ** 0.5
+        assert abs(float(np.mean(worth[name])) - value) <= 4 * spread + 1e-9, name
+    gradient: dict[str, float] = defaultdict(float)
+    for row in batch.rows["policy"]:
+        prompt, text = said[row.turn_id]
+        gradient[prompt] += row.advantage * row.token_weight * (float(text) - LIKELY[prompt])
+    # dJ/dlogit = P(context) · p · (1 - p) · (Q(1) - Q(0)).
+    slopes = {"speak first": 0.25 * 1.875, "after 0": 0.5 * 0.1875 * 2.0, "after 1": 0.5 * 0.1875 * -1.5}
+    assert {prompt: pytest.approx(slope, abs=0.05) for prompt, slope in slopes.items()} == gradient
+
+
+def test_local_credit_misses_what_an_action_does_to_later_turns(compiled: Compile):
+    plan = sampling(compiled(TWO, {"table.py": REWARD}), samples=4, credit="local")
+    found = drawn(plan, coins(plan).generate, 50)
+    credited, _ = learnt(plan, found, 50)
+    worth = {e.turn.text: e.total for e in credited.entrants if e.turn.node == "one"}
+    # Its own reward alone: 0 and 1. The exact values are 0.25 and 2.125, so the bias is -0.25 and -1.125.
+    assert worth == {"0": 0.0, "1": 1.0}
