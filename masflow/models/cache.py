@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 
 from masflow.errors import RunError
 
-__all__ = ["Arena", "make_cache", "select_rows", "window_of"]
+__all__ = ["Arena", "window_of"]
 
 _STEP = 64
 """Tokens of room that a full arena makes at once."""
@@ -78,7 +78,7 @@ class Arena:
 
     def __init__(self, config: Any):
         self.layers = [ArenaLayer(self) for _ in DynamicCache(config=config).layers]
-        self.cache = Cache(layers=self.layers)
+        self.cache = Cache(layers=[*self.layers])
         self._set(np.zeros(0, dtype=np.int64))
 
     def _set(self, lengths: np.ndarray) -> None:
@@ -158,6 +158,9 @@ class Arena:
 
     def select(self, stay: Sequence[int]) -> None:
         """Keep these rows, ascending; what stands before the first gap isn't moved."""
+        if not stay:  # between calls no memory is held
+            for layer in self.layers:
+                layer.room, layer.keys, layer.values = [], None, None
         fixed = next((n for n, row in enumerate(stay) if n != row), len(stay))
         moved = torch.tensor(stay[fixed:])
         for layer in self.layers if len(moved) else ():
@@ -184,48 +187,3 @@ def window_of(config: Any) -> int | None:
                 "use a model of plain attention layers",
             )
     return min(windows, default=None)
-
-
-class RoomyLayer(DynamicLayer):
-    """A `DynamicLayer` with spare room behind its tokens; `keys` and `values` are views of what is filled."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append (B, H, L', D) keys and values; all of them, (B, H, L + L', D)."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._room = [key_states[:, :, :0], value_states[:, :, :0]]
-            self._length = 0
-        length = self._length + key_states.shape[-2]
-        if length > self._room[0].shape[-2]:
-            self._room = [_grown(room, self._length, length + 32) for room in self._room]
-        for room, states in zip(self._room, (key_states, value_states), strict=True):
-            room[:, :, self._length : length] = states
-        self._length = length
-        self.keys, self.values = (room[:, :, :length] for room in self._room)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, in this order; a row may be taken several times."""
-        self._room = [room.index_select(0, indices) for room in self._room]
-        self.keys, self.values = (room[:, :, : self._length] for room in self._room)
-
-
-def make_cache(config: Any) -> Cache:
-    """An empty cache for every layer of a model whose window is at least as long as what it will hold."""
-    layers = DynamicCache(config=config).layers
-    return Cache(layers=[RoomyLayer() for _ in layers])
-
-
-def select_rows(cache: Cache, rows: Tensor) -> None:
-    """Keep these rows (int64) of the batch, in this order; a row may be taken several times."""
-    for layer in cache.layers:
-        assert isinstance(layer, RoomyLayer)
-        layer.batch_select_indices(rows)
-
-
-def _grown(room: Tensor, filled: int, size: int) -> Tensor:
-    bigger = torch.empty((*room.shape[:2], size, room.shape[3]), dtype=room.dtype, device=room.device)
-    bigger[:, :, :filled] = room[:, :, :filled]
-    return bigger

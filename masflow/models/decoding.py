@@ -1,27 +1,32 @@
-"""The batched decoding loop over a Hugging Face model with its cache.
+"""Draws replies together: rows join by token budget, and a row that is done leaves at once.
 
-Shapes: U unique prompts, B rows, T tokens, L cached tokens, V vocabulary. Equal prompts are prefilled once
-and their cache repeated; prompts are padded on the left; finished rows leave the batch. Knows no text: a stop
-string is a question to `stops`.
+Shapes: B rows, V vocabulary. Equal prompts are prefilled once, and so is a long beginning that prompts share.
+Knows no text: a stop string is a question to `stops`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from masflow.models.backbone import Backbone
-from masflow.models.cache import make_cache, select_rows
 from masflow.models.engine import SamplingParams
+from masflow.models.openings import Finder, open_rows
 from masflow.models.sampling import NotFinite, Sampler
+from masflow.models.speaking import ModuleSpeaker, Prefix, Speaker
 
-__all__ = ["Job", "Sampled", "decode", "split_batches"]
+__all__ = ["Drawing", "Job", "Memory", "Sampled", "decode"]
 
 Stops = Callable[[int, list[int]], bool]
 """(job number, its reply ids so far) → whether a stop string is complete."""
+_PATIENCE = 8
+"""Steps that a job waits for company, while others speak."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,16 @@ class Job:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     seed: int
+    adapter: str | None = None
+    """PEFT's name of the adapter that speaks; None: the model as it is."""
+    policy: str = ""
+    """Whose cached prefixes fit."""
+    is_kept: bool = False
+    """Its row may be continued: keys and values go to the cache."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + self.sampling.max_tokens
 
 
 @dataclass
@@ -42,127 +57,187 @@ class Sampled:
     finish: str = "length"
 
 
-def split_batches(jobs: Sequence[Job], max_tokens: int) -> list[list[int]]:
-    """Job numbers in batches of at most `max_tokens` with padding: shortest prompts first, ties in order.
+class Memory(Finder, Protocol):
+    """A prefix cache: `prefixes.PrefixCache`."""
 
-    A job that alone exceeds the budget is a batch of its own.
-    """
-    order = sorted(range(len(jobs)), key=lambda i: (len(jobs[i].prompt_ids), i))
-    batches: list[list[int]] = []
-    reply = 0
-    for i in order:
-        reply = max(reply, jobs[i].sampling.max_tokens)
-        if batches and (len(batches[-1]) + 1) * (len(jobs[i].prompt_ids) + reply) <= max_tokens:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-            reply = jobs[i].sampling.max_tokens
-    return batches
+    def keep(self, policy: str, ids: tuple[int, ...], prefix: Prefix) -> None:
+        """`prefix` is of `ids`, all of them."""
+        ...
 
 
 def decode(
-    backbone: Backbone, jobs: Sequence[Job], stop_ids: frozenset[int], stops: Stops | None = None
+    backbone: Backbone,
+    jobs: Sequence[Job],
+    stop_ids: frozenset[int],
+    stops: Stops | None = None,
+    max_tokens: int | None = None,
 ) -> list[Sampled]:
-    """Draw all replies of one batch together.
+    """Draw all replies with whichever adapter is on.
 
     Args:
         stop_ids: tokens that end a reply; they stay in its ids.
+        max_tokens: of prompts and replies together, at any time; None: no bound.
     Returns:
         One reply a job, in order, with at most its `max_tokens` ids.
     Raises:
         NotFinite: the model's logits are NaN or infinite; `rows` are the numbers of those jobs.
     """
-    with torch.no_grad():
-        return _Batch(backbone, jobs, stop_ids, stops).run()
+    drawing = Drawing(ModuleSpeaker(backbone), backbone.device, stop_ids, max_tokens, stops)
+    drawing.add(jobs)
+    done: dict[int, Sampled] = {}
+    while not drawing.is_idle:
+        done.update(drawing.advance())
+    return [done[number] for number in range(len(jobs))]
 
 
-class _Batch:
-    """The rows that are still being drawn: `active` holds their job numbers."""
+class Drawing:
+    """Jobs that wait and rows that speak on one backbone; jobs may be added at any time.
+
+    A row draws the same whatever its company. Jobs are numbered in the order in which they are added.
+    """
 
     def __init__(
-        self, backbone: Backbone, jobs: Sequence[Job], stop_ids: frozenset[int], stops: Stops | None
+        self,
+        speaker: Speaker,
+        device: torch.device,
+        stop_ids: frozenset[int],
+        max_tokens: int | None = None,
+        stops: Stops | None = None,
+        memory: Memory | None = None,
     ):
-        self.backbone, self.jobs, self.stops = backbone, jobs, stops
-        self.stop_ids = stop_ids
-        self.out = [Sampled() for _ in jobs]
-        self.active = list(range(len(jobs)))
-        self.sampler = Sampler([j.sampling for j in jobs], [j.seed for j in jobs], backbone.device)
+        self.num_batches = self.num_cached = 0
+        """Admissions so far; prompt tokens whose keys and values were at hand."""
+        self._speaker, self._stops, self._memory = speaker, stops, memory
+        self._budget, self._device = max_tokens, device
+        self._is_stop = np.zeros(max(stop_ids, default=0) + 2, dtype=bool)
+        self._is_stop[list(stop_ids)] = True
+        self._sampler = Sampler(device)
+        self._waiting: deque[tuple[int, Job]] = deque()
+        self._waited = self._added = 0
+        self._jobs: list[Job] = []
+        """By row, as what follows."""
+        self._number_B = self._count_B = self._limit_B = np.empty(0, dtype=np.int64)
+        self._ids_BT = np.empty((0, 0), dtype=np.int64)
+        self._logprobs_BT = np.empty((0, 0))
+        self._token_B = torch.empty(0, dtype=torch.int64, device=device)
 
-    def run(self) -> list[Sampled]:
-        logits_BV = self._prefill()
-        place = 0
-        while True:
-            try:
-                token_B, logprob_B = self.sampler.draw(logits_BV, place)
-            except NotFinite as error:
-                raise NotFinite([self.active[row] for row in error.rows]) from None
-            stay = self._take(token_B.tolist(), logprob_B.tolist())
-            if not stay:
-                return self.out
-            if len(stay) < len(self.active):
-                token_B = self._select(stay, token_B)
-            logits_BV = self._step(token_B)
-            place += 1
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits and nobody speaks."""
+        return not self._waiting and not self._jobs
 
-    def _prefill(self) -> Tensor:
-        """Run every unique prompt once; logits (B, V) of the first reply token."""
-        unique = list(dict.fromkeys(job.prompt_ids for job in self.jobs))
-        number = {ids: u for u, ids in enumerate(unique)}
-        device = self.backbone.device
-        length = max(map(len, unique))
-        ids_UT = torch.tensor([[0] * (length - len(ids)) + list(ids) for ids in unique], device=device)
-        start_U = torch.tensor([length - len(ids) for ids in unique], device=device)
-        self.is_padded = bool((start_U > 0).any())
-        self.cache = make_cache(self.backbone.model.config)
-        mask, positions_UT = _prefill_mask(start_U, length) if self.is_padded else (None, None)
-        hidden_UD = self.backbone.hidden(ids_UT, mask, positions_UT, self.cache)[:, -1]
-        index_B = torch.tensor([number[job.prompt_ids] for job in self.jobs], device=device)
-        if len(unique) < len(self.jobs):
-            select_rows(self.cache, index_B)
-        self.start_B, self.length = start_U[index_B], length
-        return self.backbone.logits(hidden_UD)[index_B]
+    def add(self, jobs: Sequence[Job]) -> list[int]:
+        """Queue jobs, shortest prompts first; their numbers."""
+        numbers = list(range(self._added, self._added + len(jobs)))
+        self._added += len(jobs)
+        together = zip(numbers, jobs, strict=True)
+        self._waiting.extend(sorted(together, key=lambda pair: (len(pair[1].prompt_ids), pair[0])))
+        return numbers
 
-    def _take(self, tokens: list[int], logprobs: list[float]) -> list[int]:
-        """Append one token a row; the places in the batch of the rows that go on."""
-        stay = []
-        for place, (job, token, logprob) in enumerate(zip(self.active, tokens, logprobs, strict=True)):
-            reply = self.out[job]
-            reply.ids.append(token)
-            reply.logprobs.append(logprob)
-            if token in self.stop_ids or (self.stops is not None and self.stops(job, reply.ids)):
-                reply.finish = "stop"
-            elif len(reply.ids) < self.jobs[job].sampling.max_tokens:
-                stay.append(place)
-        return stay
+    @torch.no_grad()
+    def advance(self) -> list[tuple[int, Sampled]]:
+        """One token of every row, after those have joined that may; (number, reply) of rows that are done.
 
-    def _select(self, stay: list[int], token_B: Tensor) -> Tensor:
-        keep_B = torch.tensor(stay, device=token_B.device)
-        self.active = [self.active[place] for place in stay]
-        select_rows(self.cache, keep_B)
-        self.sampler.select(keep_B)
-        self.start_B = self.start_B[keep_B]
-        return token_B[keep_B]
+        Raises:
+            NotFinite: `rows` are the numbers of the jobs that nothing can be drawn for.
+        """
+        logits = []
+        if self._jobs:
+            logits.append(self._speaker.step(self._token_B))
+        if self._waiting and (joining := self._next_jobs()):
+            logits.append(self._join(joining))
+        return self._take(logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else []
 
-    def _step(self, token_B: Tensor) -> Tensor:
-        """Feed one token a row; logits (B, V) of the next."""
-        mask = None
-        if self.is_padded:
-            mask = (torch.arange(self.length + 1, device=token_B.device) >= self.start_B[:, None])[
-                :, None, None, :
-            ]
-        positions_B1 = (self.length - self.start_B)[:, None]
-        hidden_BD = self.backbone.hidden(token_B[:, None], mask, positions_B1, self.cache)[:, -1]
-        self.length += 1
-        return self.backbone.logits(hidden_BD)
+    # -- joining ----------------------------------------------------------------------------------
+
+    def _next_jobs(self) -> list[tuple[int, Job]]:
+        """The jobs that join now: as many as fit, once that is worth the trouble."""
+        self._waited += 1
+        rows, longest = len(self._jobs), max((j.num_tokens for j in self._jobs), default=0)
+        count = 0
+        for _, job in self._waiting:
+            longest = max(longest, job.num_tokens)
+            if self._budget is not None and (rows + count + 1) * longest > self._budget and rows + count:
+                break
+            count += 1
+        if count < len(self._waiting) and 4 * count < rows and self._waited < _PATIENCE:
+            return []
+        self._waited = 0
+        return [self._waiting.popleft() for _ in range(count)]
+
+    def _join(self, joining: Sequence[tuple[int, Job]]) -> Tensor:
+        """Prefill; (n, V) logits of the new rows' first tokens."""
+        rows, logits_nV, cached = open_rows(self._speaker, [job for _, job in joining], self._memory)
+        self.num_batches, self.num_cached = self.num_batches + 1, self.num_cached + cached
+        jobs = [joining[row][1] for row in rows]
+        limits = [job.sampling.max_tokens for job in jobs]
+        self._jobs += jobs
+        self._number_B = np.append(self._number_B, [joining[row][0] for row in rows])
+        self._limit_B = np.append(self._limit_B, limits)
+        self._count_B = np.append(self._count_B, np.zeros(len(jobs), dtype=np.int64))
+        width = max(self._ids_BT.shape[1], *limits)
+        shape = (len(self._jobs), width)
+        self._ids_BT, self._logprobs_BT = _enlarged(self._ids_BT, shape), _enlarged(self._logprobs_BT, shape)
+        self._sampler.join([job.sampling for job in jobs], [job.seed for job in jobs])
+        self._settle()
+        return logits_nV
+
+    def _settle(self) -> None:
+        self._rows = np.arange(len(self._jobs))
+        with_stops = [row for row, job in enumerate(self._jobs) if job.sampling.stop]
+        self._with_stops = [] if self._stops is None else with_stops
+
+    # -- drawing ----------------------------------------------------------------------------------
+
+    def _take(self, logits_BV: Tensor) -> list[tuple[int, Sampled]]:
+        """Draw one token a row and let go of the rows that are done."""
+        self._token_B, logprob_B = self._sampler.draw(logits_BV)
+        tokens, logprobs = self._token_B.cpu().numpy(), logprob_B.cpu().numpy()
+        if not np.isfinite(logprobs).all():
+            raise NotFinite(self._number_B[~np.isfinite(logprobs)].tolist())
+        self._ids_BT[self._rows, self._count_B] = tokens
+        self._logprobs_BT[self._rows, self._count_B] = logprobs
+        self._count_B += 1
+        stopped_B = self._stopped(tokens)
+        done_B = stopped_B | (self._count_B >= self._limit_B)
+        return self._leave(done_B, stopped_B) if done_B.any() else []
+
+    def _stopped(self, tokens: np.ndarray) -> np.ndarray:
+        """(B,) bool: rows that a token ended, or a stop string."""
+        stopped_B = self._is_stop[np.minimum(tokens, len(self._is_stop) - 1)]
+        for row in self._with_stops:
+            assert self._stops is not None
+            ids = self._ids_BT[row, : self._count_B[row]].tolist()
+            stopped_B[row] = stopped_B[row] or self._stops(int(self._number_B[row]), ids)
+        return stopped_B
+
+    def _leave(self, done_B: np.ndarray, stopped_B: np.ndarray) -> list[tuple[int, Sampled]]:
+        rows = done_B.nonzero()[0].tolist()
+        wanted = [self._memory is not None and self._jobs[row].is_kept for row in rows]
+        prefixes = self._speaker.leave(rows, wanted)
+        found = []
+        for row, prefix in zip(rows, prefixes, strict=True):
+            job, count = self._jobs[row], self._count_B[row]
+            ids = self._ids_BT[row, :count].tolist()
+            if prefix is not None and self._memory is not None:
+                self._memory.keep(job.policy, (*job.prompt_ids, *ids[:-1]), prefix)
+            logprobs = self._logprobs_BT[row, :count].tolist()
+            finish = "stop" if stopped_B[row] else "length"
+            found.append((int(self._number_B[row]), Sampled(ids, logprobs, finish)))
+        self._select((~done_B).nonzero()[0])
+        return found
+
+    def _select(self, stay: np.ndarray) -> None:
+        self._jobs = [self._jobs[row] for row in stay]
+        self._number_B, self._count_B = self._number_B[stay], self._count_B[stay]
+        self._limit_B = self._limit_B[stay]
+        self._ids_BT, self._logprobs_BT = self._ids_BT[stay], self._logprobs_BT[stay]
+        self._sampler.select(stay)
+        self._token_B = self._token_B[torch.from_numpy(stay).to(self._device)]
+        self._settle()
 
 
-def _prefill_mask(start_U: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Causal mask (U, 1, T, T) bool without the padding on the left; positions (U, T) from the first token.
-
-    Padding looks at itself, so that no row of the mask is empty.
-    """
-    place_T = torch.arange(length, device=start_U.device)
-    causal_TT = place_T[None, :] <= place_T[:, None]
-    itself_TT = place_T[None, :] == place_T[:, None]
-    mask = (causal_TT & (place_T >= start_U[:, None])[:, None, :]) | itself_TT
-    return mask[:, None], (place_T - start_U[:, None]).clamp(min=0)
+def _enlarged(table: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    bigger = np.empty(shape, dtype=table.dtype)
+    bigger[: table.shape[0], : table.shape[1]] = table
+    return bigger

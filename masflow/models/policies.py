@@ -92,13 +92,22 @@ class Policies:
         Raises:
             RunError: this model has no such policy.
         """
+        version = self.version_of(policy)
+        if self.has_adapters and self._on != policy:
+            adapters.activate(self.base.model, _adapter(self.by_name[policy]))
+        self._on = policy
+        return version
+
+    def adapter_of(self, policy: str) -> str | None:
+        """PEFT's name of a policy's adapter; None: the policy is the whole model."""
+        return _adapter(self.by_name[policy]) if self.has_adapters else None
+
+    def version_of(self, policy: str) -> int:
+        """Raises RunError where this model has no such policy."""
         if policy not in self.by_name:
             raise RunError(
                 f"model '{self.model.name}' has no policy '{policy}'; it has: {', '.join(self.by_name)}"
             )
-        if self.has_adapters and self._on != policy:
-            adapters.activate(self.base.model, _adapter(self.by_name[policy]))
-        self._on = policy
         return self.versions[policy]
 
     @contextmanager

@@ -1,8 +1,8 @@
-"""Draws tokens: each row's draw depends only on its own seed, its own logits and the token's place.
+"""Draws tokens: each row's draw depends only on its own seed, its own logits and its own place.
 
 Shapes: B rows, V vocabulary. The uniforms of a row come from a counter-based generator keyed by its seed,
 and a token is the inverse of the cumulative distribution at its uniform: the company in a batch changes
-nothing.
+nothing. Rows may join and leave at any time.
 """
 
 from __future__ import annotations
@@ -32,53 +32,78 @@ class NotFinite(ArithmeticError):
 
 
 class Sampler:
-    """The sampling state of the rows of one batch; `select` follows the rows that stay."""
+    """The sampling state of the rows of one batch, in their order."""
 
-    def __init__(self, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device):
+    def __init__(self, device: torch.device):
         self.device = device
-        self._generators = [np.random.Generator(np.random.Philox(key=seed)) for seed in seeds]
+        self._generators: list[np.random.Generator] = []
+        self._uniforms = np.empty((0, _BLOCK))
+        self._place_B = np.empty(0, dtype=np.int64)
+        self._params: list[SamplingParams] = []
+        self._settle()
+
+    def join(self, params: Sequence[SamplingParams], seeds: Sequence[int]) -> None:
+        """New rows behind those that are here."""
+        generators = [np.random.Generator(np.random.Philox(key=seed)) for seed in seeds]
+        blocks = [generator.random(_BLOCK) for generator in generators]
+        self._generators += generators
+        self._uniforms = np.concatenate([self._uniforms, blocks]) if blocks else self._uniforms
+        self._place_B = np.concatenate([self._place_B, np.zeros(len(seeds), dtype=np.int64)])
+        self._params += params
+        self._settle()
+
+    def select(self, stay: np.ndarray) -> None:
+        """Keep these rows, (n,) int64, in this order."""
+        self._generators = [self._generators[row] for row in stay]
+        self._params = [self._params[row] for row in stay]
+        self._uniforms, self._place_B = self._uniforms[stay], self._place_B[stay]
+        self._settle()
+
+    def _settle(self) -> None:
+        params = self._params
+        heats = [p.temperature for p in params]
         self._rows = np.arange(len(params))
-        self._blocks = np.empty((len(params), 0))
-        self._start = 0
-        self.temperature_B1 = torch.tensor(
-            [[p.temperature] for p in params], dtype=torch.float32, device=device
-        )
-        self.top_k_B = torch.tensor([p.top_k for p in params], device=device)
-        self.top_p_B = torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device)
         self._is_plain = all(p.top_k <= 0 and p.top_p >= 1.0 for p in params)
-        self._any_greedy = any(p.temperature <= 0 for p in params)
+        self._is_greedy = all(heat <= 0 for heat in heats)
+        self._any_greedy = any(heat <= 0 for heat in heats)
+        self._is_at_one = all(heat == 1.0 for heat in heats)
+        self._temperature_B1 = torch.tensor(heats, dtype=torch.float32, device=self.device)[:, None]
+        if not self._is_plain:
+            self._top_k_B = torch.tensor([p.top_k for p in params], device=self.device)
+            self._top_p_B = torch.tensor([p.top_p for p in params], dtype=torch.float32, device=self.device)
 
-    def select(self, keep_B: Tensor) -> None:
-        """Keep these rows of the batch, in this order."""
-        self._rows = self._rows[keep_B.cpu().numpy()]
-        self.temperature_B1 = self.temperature_B1[keep_B]
-        self.top_k_B, self.top_p_B = self.top_k_B[keep_B], self.top_p_B[keep_B]
+    def draw(self, logits_BV: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B,) int64 and their log-probs (B,) float32 under the distribution sampled from; every row
+        is then one place further.
 
-    def draw(self, logits_BV: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """Tokens (B,) int64 and their log-probs (B,) float32 under the distribution sampled from.
-
-        A greedy row (temperature 0) takes the largest logit; its log-prob is the one at temperature 1.
+        A greedy row (temperature 0) takes the largest logit; its log-prob is the one at temperature 1. Where
+        nothing can be drawn the log-prob isn't finite.
         """
-        uniform_B = torch.from_numpy(self._uniforms(place)).to(self.device)
+        uniform_B = self._next()
+        if self._is_greedy:
+            return _greedy(logits_BV)
+        if self._is_at_one:
+            return _invert(self._shape(logits_BV), uniform_B)
         if not self._any_greedy:
-            return draw(self._shape(logits_BV / self.temperature_B1), uniform_B)
-        greedy_B = self.temperature_B1[:, 0] <= 0
-        scaled_BV = logits_BV / torch.where(self.temperature_B1 > 0, self.temperature_B1, 1.0)
-        token_B, logprob_B = draw(self._shape(scaled_BV), uniform_B)
-        best_B = logits_BV.argmax(-1)
-        best_logprob_B = torch.log_softmax(logits_BV, -1).gather(-1, best_B[:, None])[:, 0]
-        return torch.where(greedy_B, best_B, token_B), torch.where(greedy_B, best_logprob_B, logprob_B)
+            return _invert(self._shape(logits_BV / self._temperature_B1), uniform_B)
+        is_greedy_B = self._temperature_B1[:, 0] <= 0
+        scaled_BV = logits_BV / torch.where(self._temperature_B1 > 0, self._temperature_B1, 1.0)
+        token_B, logprob_B = _invert(self._shape(scaled_BV), uniform_B)
+        best_B, best_logprob_B = _greedy(logits_BV)
+        token_B = torch.where(is_greedy_B, best_B, token_B)
+        return token_B, torch.where(is_greedy_B, best_logprob_B, logprob_B)
 
     def _shape(self, logits_BV: Tensor) -> Tensor:
-        return logits_BV if self._is_plain else filter_logits(logits_BV, self.top_k_B, self.top_p_B)
+        return logits_BV if self._is_plain else filter_logits(logits_BV, self._top_k_B, self._top_p_B)
 
-    def _uniforms(self, place: int) -> np.ndarray:
-        """(B,) float64 in [0, 1): the `place`-th number of each row's stream."""
-        if place >= self._start + self._blocks.shape[1]:
-            self._start, self._blocks = place - place % _BLOCK, np.empty((len(self._generators), _BLOCK))
-            for row in self._rows:
-                self._blocks[row] = self._generators[row].random(_BLOCK)
-        return self._blocks[self._rows, place - self._start]
+    def _next(self) -> Tensor:
+        """(B,) float64 in [0, 1): the next number of each row's stream."""
+        offset_B = self._place_B % _BLOCK
+        if not offset_B.all():
+            for row in ((offset_B == 0) & (self._place_B > 0)).nonzero()[0]:
+                self._uniforms[row] = self._generators[row].random(_BLOCK)
+        self._place_B += 1
+        return torch.from_numpy(self._uniforms[self._rows, offset_B]).to(self.device)
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,21 +120,34 @@ def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         NotFinite: rows with NaN, with +inf, or with nothing to draw.
     """
-    top_B1 = logits_BV.amax(-1, keepdim=True)
-    finite_B = top_B1[:, 0].isfinite()
+    token_B, logprob_B = _invert(logits_BV, uniform_B)
+    finite_B = logprob_B.isfinite()
     if not bool(finite_B.all()):
         raise NotFinite((~finite_B).nonzero()[:, 0].tolist())
-    mass_BV = (logits_BV.float() - top_B1).exp()
-    slices_BKS = torch.nn.functional.pad(mass_BV, (0, -mass_BV.shape[-1] % _SLICE)).unflatten(
-        -1, (-1, _SLICE)
-    )
-    ends_BK = slices_BKS.sum(-1).double().cumsum(-1)
+    return token_B, logprob_B
+
+
+def _greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
+    top_B, best_B = logits_BV.max(-1)
+    return best_B, (top_B - logits_BV.logsumexp(-1)).float()
+
+
+def _invert(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """As `draw`; where nothing can be drawn the log-prob is NaN and the token any."""
+    top_B1 = logits_BV.amax(-1, keepdim=True)
+    mass_BV = (logits_BV - top_B1).float().exp_()
+    size = mass_BV.shape[-1]
+    if size % _SLICE:
+        mass_BV = torch.nn.functional.pad(mass_BV, (0, -size % _SLICE))
+    slices_BKS = mass_BV.unflatten(-1, (-1, _SLICE))
+    ends_BK = slices_BKS.sum(-1, dtype=torch.float32).double().cumsum(-1)
     total_B = ends_BK[:, -1]
     aim_B1 = (uniform_B * total_B)[:, None]
     slice_B1 = _first_above(ends_BK, aim_B1)
     before_B1 = torch.where(slice_B1 > 0, ends_BK.gather(-1, (slice_B1 - 1).clamp(min=0)), 0.0)
     chosen_BS = slices_BKS.gather(1, slice_B1[:, :, None].expand(-1, -1, _SLICE))[:, 0].double().cumsum(-1)
     token_B = slice_B1[:, 0] * _SLICE + _first_above(chosen_BS, aim_B1 - before_B1)[:, 0]
+    token_B = token_B.clamp(max=size - 1)
     logprob_B = logits_BV.gather(-1, token_B[:, None])[:, 0] - top_B1[:, 0] - total_B.log().float()
     return token_B, logprob_B.float()
 
@@ -117,9 +155,8 @@ def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
 def _first_above(sums_BN: Tensor, aim_B1: Tensor) -> Tensor:
     """Place (B, 1) of the first cumulative sum above the aim; rounding never leads beyond the last mass."""
     last_B1 = sums_BN[:, -1:]
-    return torch.searchsorted(
-        sums_BN, torch.minimum(aim_B1, torch.nextafter(last_B1, last_B1 - 1)), right=True
-    )
+    aim_B1 = torch.minimum(aim_B1, torch.nextafter(last_B1, last_B1 - 1))
+    return torch.searchsorted(sums_BN, aim_B1, right=True).clamp_(max=sums_BN.shape[-1] - 1)
 
 
 def filter_logits(logits_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:

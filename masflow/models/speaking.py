@@ -97,7 +97,7 @@ class ModuleSpeaker:
         """`stacked` None: whichever adapter is on speaks, whatever an opening says."""
         self._backbone, self._stacked = backbone, stacked
         self._arena = Arena(backbone.model.config)
-        self._names: list[str | None] = []
+        self._names: tuple[str | None, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -120,7 +120,7 @@ class ModuleSpeaker:
             self._arena.put(arena, source_n, rows)
             places += rows
             parts.append(logits_UV[source_n])
-        self._names += [o.adapter for o in openings for _ in range(o.copies)]
+        self._names += tuple(o.adapter for o in openings for _ in range(o.copies))
         self._arena.settle(first_row[-1])
         logits_nV = parts[0] if len(parts) == 1 else torch.cat(parts)
         if places == list(range(len(places))):
@@ -135,24 +135,23 @@ class ModuleSpeaker:
         width = max(o.num_new for o in openings)
         new = [o.ids[len(o.ids) - o.num_new :] for o in openings]
         ids_UT = torch.tensor([(*ids, *(0,) * (width - len(ids))) for ids in new], device=device)
-        hidden_UTD = self._hidden(arena, ids_UT, [o.adapter for o in openings])
-        arena.lengthen([len(ids) for ids in new])
         last_U = torch.tensor([len(ids) - 1 for ids in new], device=device)
-        hidden_UD = hidden_UTD[torch.arange(len(new), device=device), last_U]
-        with self._speaking([o.adapter for o in openings]):
-            return arena, self._backbone.logits(hidden_UD)
+        with self._speaking(tuple(o.adapter for o in openings)):
+            hidden_UTD = self._hidden(arena, ids_UT)
+            logits_UV = self._backbone.logits(hidden_UTD[torch.arange(len(new), device=device), last_U])
+        arena.lengthen([len(ids) for ids in new])
+        return arena, logits_UV
 
     def step(self, token_B: Tensor) -> Tensor:
         """One token a row through the modules."""
-        hidden_BTD = self._hidden(self._arena, token_B[:, None], self._names)
-        self._arena.lengthen(1)
         with self._speaking(self._names):
-            return self._backbone.logits(hidden_BTD[:, -1])
+            logits_BV = self._backbone.logits(self._hidden(self._arena, token_B[:, None])[:, -1])
+        self._arena.lengthen(1)
+        return logits_BV
 
-    def _hidden(self, arena: Arena, ids_BT: Tensor, names: Sequence[str | None]) -> Tensor:
+    def _hidden(self, arena: Arena, ids_BT: Tensor) -> Tensor:
         mask, positions_BT = arena.expect(ids_BT.shape[1], ids_BT.device)
-        with self._speaking(names):
-            return self._backbone.hidden(ids_BT, mask, positions_BT, arena.cache)
+        return self._backbone.hidden(ids_BT, mask, positions_BT, arena.cache)
 
     def _speaking(self, names: Sequence[str | None]) -> AbstractContextManager[object]:
         return nullcontext() if self._stacked is None else self._stacked.rows(names)
@@ -166,7 +165,7 @@ class ModuleSpeaker:
         gone = set(rows)
         stay = [row for row in range(self.num_rows) if row not in gone]
         self._arena.select(stay)
-        self._names = [self._names[row] for row in stay]
+        self._names = tuple(self._names[row] for row in stay)
         return kept
 
 

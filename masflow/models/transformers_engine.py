@@ -1,26 +1,37 @@
 """The embedded rollout engine: requests in, replies out, rows kept by turn id.
 
-Implements `RolloutEngine`. Knows policies only by name; the model group says how one is switched on.
+Implements `RolloutEngine`. Requests of all policies that share the backbone are one batch, which others may
+join at any time. Knows policies only by name; the model group says how one is switched on.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from masflow.errors import RunError
 from masflow.models.backbone import Backbone
-from masflow.models.decoding import Job, decode, split_batches
+from masflow.models.decoding import Drawing, Job, Sampled, decode
 from masflow.models.drawn import fits, is_stopped, reply_of, row_of, too_long
 from masflow.models.engine import Reply, Request, SamplingParams
 from masflow.models.experience import Experience, Row
+from masflow.models.prefixes import PrefixCache
 from masflow.models.sampling import NotFinite
+from masflow.models.speaking import ModuleSpeaker, Speaker
 from masflow.models.tokens import ChatTokens, Prompt
 from masflow.models.trainer import Trainer
 
-__all__ = ["TransformersEngine"]
+__all__ = ["TransformersEngine", "not_finite"]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    request: Request
+    prompt: Prompt
+    version: int
 
 
 class TransformersEngine:
@@ -38,52 +49,153 @@ class TransformersEngine:
         context: int,
         max_batch_tokens: int,
         switch: Callable[[str], int],
+        adapter_of: Callable[[str], str | None] | None = None,
+        speaker: Callable[[], Speaker] | None = None,
+        is_continued: Callable[[Request], bool] = lambda request: False,
+        prefix_cache_bytes: int = 0,
     ):
-        """`switch(policy)` makes a policy speak and returns its version."""
-        self.num_replies, self.num_batches = 0, 0
+        """
+        Args:
+            switch: `switch(policy)` makes a policy speak and returns its version.
+            adapter_of: the adapter of a policy, where the speaker's rows may each have their own; None:
+                policies speak one after the other.
+            speaker: makes what speaks; default: the backbone's modules.
+            is_continued: whether a later prompt may go on from this request's row.
+            prefix_cache_bytes: of keys and values that rows leave behind; 0: none are kept.
+        """
+        self.num_replies = self.num_batches = self.num_cached = 0
         self.backbone, self.tokens, self.experience = backbone, tokens, experience
         self.context, self.max_batch_tokens, self.switch = context, max_batch_tokens, switch
+        self._adapter_of, self._is_continued = adapter_of, is_continued
+        self._make_speaker = speaker or (lambda: ModuleSpeaker(backbone))
+        self._prefixes = PrefixCache(prefix_cache_bytes) if prefix_cache_bytes else None
+        self._speaker: Speaker | None = None
+        self._drawing: Drawing | None = None
+        self._asked: dict[int, _Asked] = {}
+        """By job number: those that speak, or wait in the drawing."""
+        self._queued: dict[str, list[_Asked]] = {}
+        """By policy: those that wait until it is switched on."""
+        self._done: list[Reply] = []
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
-        """One reply a request, in order; policies speak one after the other, by their first request."""
-        prompts = [self.tokens.prompt(r.messages, self.experience.get(r.parent), r.node) for r in requests]
-        replies: dict[int, Reply] = {}
-        for policy in dict.fromkeys(r.policy for r in requests):
-            version = self.switch(policy)
-            numbers = [i for i, r in enumerate(requests) if r.policy == policy]
-            for i in numbers:
-                if not fits(requests[i], prompts[i], self.context):
-                    replies[i] = too_long(requests[i], prompts[i], self.context, version)
-            self._speak([i for i in numbers if i not in replies], requests, prompts, version, replies)
-        return [replies[i] for i in range(len(requests))]
+        """One reply a request, in order."""
+        self.admit(requests)
+        missing = {request.turn_id for request in requests}
+        others: list[Reply] = []
+        found: dict[str, Reply] = {}
+        while missing:
+            for reply in self.advance():
+                if reply.turn_id in missing:
+                    found[reply.turn_id] = reply
+                    missing.discard(reply.turn_id)
+                else:
+                    others.append(reply)
+        self._done += others
+        return [found[request.turn_id] for request in requests]
 
-    def _speak(
-        self,
-        numbers: list[int],
-        requests: Sequence[Request],
-        prompts: list[Prompt],
-        version: int,
-        replies: dict[int, Reply],
-    ) -> None:
-        jobs = [Job(prompts[i].ids, requests[i].sampling, requests[i].seed) for i in numbers]
-        rows: list[Row] = []
-        for batch in split_batches(jobs, self.max_batch_tokens):
-            stops = [jobs[b].sampling.stop for b in batch]
-            check = (
-                (lambda n, ids, stops=stops: is_stopped(ids, stops[n], self.tokens)) if any(stops) else None
-            )
+    # -- as they come -----------------------------------------------------------------------------
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; `advance` draws their replies, together with those that are being drawn."""
+        fresh: list[_Asked] = []
+        for request in requests:
+            prompt = self.tokens.prompt(request.messages, self.experience.get(request.parent), request.node)
+            version = self.switch(request.policy) if self._adapter_of else -1
+            asked = _Asked(request, prompt, version)
+            if not fits(request, prompt, self.context):
+                version = version if self._adapter_of else self.switch(request.policy)
+                self._done.append(too_long(request, prompt, self.context, version))
+            elif self._adapter_of is not None:
+                fresh.append(asked)
+            else:
+                self._queued.setdefault(request.policy, []).append(asked)
+        if fresh:
+            self._add(fresh)
+
+    def advance(self) -> list[Reply]:
+        """Draw until a reply is done; those that are. [] when there is nothing to draw.
+
+        Raises:
+            RunError: non-finite logits, with the turns that have them; nothing is under way then.
+        """
+        while not self._done:
+            if self._drawing is None or self._drawing.is_idle:
+                if not self._queued:
+                    return []
+                policy = next(iter(self._queued))
+                version = self.switch(policy)
+                waiting = self._queued.pop(policy)
+                self._add([_Asked(one.request, one.prompt, version) for one in waiting])
+            assert self._drawing is not None
+            before = self._drawing.num_batches, self._drawing.num_cached
             try:
-                drawn = decode(self.backbone, [jobs[b] for b in batch], self.tokens.stop_ids, check)
+                drawn = self._drawing.advance()
             except NotFinite as error:
-                asked = [requests[numbers[batch[row]]] for row in error.rows]
-                raise not_finite(asked[0].policy, version, [r.turn_id for r in asked]) from error
-            self.num_replies, self.num_batches = self.num_replies + len(batch), self.num_batches + 1
-            for b, sampled in zip(batch, drawn, strict=True):
-                i = numbers[b]
-                row = row_of(requests[i], prompts[i], sampled.ids, sampled.logprobs, version, self.tokens)
-                rows.append(row)
-                replies[i] = reply_of(row, sampled.finish)
+                asked = [self._asked[number] for number in error.rows]
+                self.drop()
+                turns = [
+                    one.request.turn_id for one in asked if one.request.policy == asked[0].request.policy
+                ]
+                raise not_finite(asked[0].request.policy, asked[0].version, turns) from error
+            self.num_batches += self._drawing.num_batches - before[0]
+            self.num_cached += self._drawing.num_cached - before[1]
+            self._finish(drawn)
+        done, self._done = self._done, []
+        return done
+
+    def _add(self, fresh: Sequence[_Asked]) -> None:
+        drawing = self._drawing
+        if drawing is None:
+            drawing = self._drawing = Drawing(
+                self.speaker(),
+                self.backbone.device,
+                self.tokens.stop_ids,
+                self.max_batch_tokens,
+                self._is_stopped,
+                self._prefixes,
+            )
+        numbers = drawing.add([self._job(one) for one in fresh])
+        self._asked.update(zip(numbers, fresh, strict=True))
+
+    def _job(self, asked: _Asked) -> Job:
+        request = asked.request
+        adapter = self._adapter_of(request.policy) if self._adapter_of is not None else None
+        is_kept = self._prefixes is not None and self._is_continued(request)
+        policy = f"{asked.version} {request.policy}"
+        return Job(asked.prompt.ids, request.sampling, request.seed, adapter, policy, is_kept)
+
+    def _is_stopped(self, number: int, ids: list[int]) -> bool:
+        return is_stopped(ids, self._asked[number].request.sampling.stop, self.tokens)
+
+    def _finish(self, drawn: Sequence[tuple[int, Sampled]]) -> None:
+        rows: list[Row] = []
+        for number, sampled in drawn:
+            one = self._asked.pop(number)
+            row = row_of(one.request, one.prompt, sampled.ids, sampled.logprobs, one.version, self.tokens)
+            rows.append(row)
+            self._done.append(reply_of(row, sampled.finish))
+        self.num_replies += len(rows)
         self.experience.add(rows)
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def speaker(self) -> Speaker:
+        """What speaks here, made when it is first needed."""
+        if self._speaker is None:
+            self._speaker = self._make_speaker()
+        return self._speaker
+
+    def drop(self) -> None:
+        """Forget what is under way."""
+        self._drawing = self._speaker = None
+        self._asked.clear()
+        self._queued.clear()
+        self._done.clear()
+
+    def forget(self) -> None:
+        """Keys and values of rows that are done go: weights moved, or a step is over."""
+        if self._prefixes is not None:
+            self._prefixes.clear()
 
     def probe_gap(self, prompt_ids: Sequence[int], trainer: Trainer) -> float:
         """Largest gap, nats, of this engine's and the trainer's log-probs of two greedy tokens, or NaN."""

@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from masflow.errors import RunError
 from masflow.models.backbone import Backbone
-from masflow.models.decoding import Job, Sampled, decode, split_batches
+from masflow.models.decoding import Job, decode
 from masflow.models.engine import SamplingParams
 from masflow.models.sampling import NotFinite, draw, filter_logits
+from masflow.models.speaking import ModuleSpeaker
 
 Make = Callable[..., Backbone]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -203,19 +204,21 @@ def test_the_largest_probability_always_stays() -> None:
     assert torch.isinf(kept[0, 0]) and kept[0, 1] == 5.0
 
 
-def test_batches_hold_every_job_once_within_the_budget() -> None:
-    jobs = [Job(p, SamplingParams(max_tokens=6), 0) for p in _prompts(50)]
-    batches = split_batches(jobs, 100)
-    assert sorted(i for b in batches for i in b) == list(range(50))
-    assert all(len(b) * (max(len(jobs[i].prompt_ids) for i in b) + 6) <= 100 for b in batches)
-    assert len(split_batches([jobs[0]], 1)) == 1
-
-
-def test_split_batches_draw_the_same_replies(backbone: Make) -> None:
+def test_a_budget_draws_the_same_replies_and_is_never_exceeded(
+    backbone: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = backbone()
     jobs = [Job(p, SamplingParams(max_tokens=6), i) for i, p in enumerate(_prompts(12))]
     whole = decode(model, jobs, frozenset())
-    parts: dict[int, Sampled] = {}
-    for batch in split_batches(jobs, 60):
-        parts |= dict(zip(batch, decode(model, [jobs[i] for i in batch], frozenset()), strict=True))
-    assert [parts[i].ids for i in range(12)] == [r.ids for r in whole]
+    most = 0
+    step = ModuleSpeaker.step
+
+    def watched(speaker: ModuleSpeaker, token_B: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        most = max(most, speaker.num_rows * (speaker._arena.longest + 1))
+        return step(speaker, token_B)
+
+    monkeypatch.setattr(ModuleSpeaker, "step", watched)
+    parts = decode(model, jobs, frozenset(), max_tokens=60)
+    assert [r.ids for r in parts] == [r.ids for r in whole]
+    assert 30 < most <= 60
