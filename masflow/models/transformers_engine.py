@@ -51,7 +51,8 @@ class TransformersEngine:
         switch: Callable[[str], int],
         adapter_of: Callable[[str], str | None] | None = None,
         speaker: Callable[[], Speaker] | None = None,
-        is_continued: Callable[[Request], bool] = lambda request: False,
+        refresh: Callable[[], None] | None = None,
+        continued: Callable[[Request], bool] = lambda request: False,
         prefix_cache_bytes: int = 0,
     ):
         """
@@ -60,13 +61,14 @@ class TransformersEngine:
             adapter_of: the adapter of a policy, where the speaker's rows may each have their own; None:
                 policies speak one after the other.
             speaker: makes what speaks; default: the backbone's modules.
-            is_continued: whether a later prompt may go on from this request's row.
+            refresh: lets what the speaker holds of the weights be looked up again.
+            continued: whether a later prompt may go on from this request's row.
             prefix_cache_bytes: of keys and values that rows leave behind; 0: none are kept.
         """
         self.num_replies = self.num_batches = self.num_cached = 0
         self.backbone, self.tokens, self.experience = backbone, tokens, experience
         self.context, self.max_batch_tokens, self.switch = context, max_batch_tokens, switch
-        self._adapter_of, self._is_continued = adapter_of, is_continued
+        self._adapter_of, self._continued, self._refresh = adapter_of, continued, refresh
         self._make_speaker = speaker or (lambda: ModuleSpeaker(backbone))
         self._prefixes = PrefixCache(prefix_cache_bytes) if prefix_cache_bytes else None
         self._speaker: Speaker | None = None
@@ -112,13 +114,15 @@ class TransformersEngine:
         if fresh:
             self._add(fresh)
 
-    def advance(self) -> list[Reply]:
-        """Draw until a reply is done; those that are. [] when there is nothing to draw.
+    def advance(self, max_steps: int | None = None) -> list[Reply]:
+        """Draw until a reply is done, or for so many steps; those that are done. Whatever waits is queued.
 
         Raises:
             RunError: non-finite logits, with the turns that have them; nothing is under way then.
         """
-        while not self._done:
+        steps = 0
+        while not self._done and steps != max_steps:
+            steps += 1
             if self._drawing is None or self._drawing.is_idle:
                 if not self._queued:
                     return []
@@ -160,7 +164,7 @@ class TransformersEngine:
     def _job(self, asked: _Asked) -> Job:
         request = asked.request
         adapter = self._adapter_of(request.policy) if self._adapter_of is not None else None
-        is_kept = self._prefixes is not None and self._is_continued(request)
+        is_kept = self._prefixes is not None and self._continued(request)
         policy = f"{asked.version} {request.policy}"
         return Job(asked.prompt.ids, request.sampling, request.seed, adapter, policy, is_kept)
 
@@ -192,8 +196,14 @@ class TransformersEngine:
         self._queued.clear()
         self._done.clear()
 
+    def moved(self) -> None:
+        """Weights are others now: nothing that was computed with the old ones is used again."""
+        self.forget()
+        if self._refresh is not None:
+            self._refresh()
+
     def forget(self) -> None:
-        """Keys and values of rows that are done go: weights moved, or a step is over."""
+        """Keys and values of rows that are done go: a step is over."""
         if self._prefixes is not None:
             self._prefixes.clear()
 

@@ -52,7 +52,7 @@ class VllmEngine:
         self.model, self.tokens, self.experience, self.context = model, tokens, experience, context
         self.versions = {policy.name: 0 for policy in model.policies}
         """Of each policy, as it speaks here."""
-        self.num_replies = self.num_batches = 0
+        self.num_replies = self.num_batches = self.num_cached = 0
         self._asleep = False
         self._under: dict[str, np.ndarray] = {}
         """Weights beside the policy's own that aren't the base's."""

@@ -5,7 +5,7 @@ Depends on requests and earlier choices alone, so that a run repeats. Knows no w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from masflow.models.engine import Request
 
@@ -22,7 +22,12 @@ class Balance:
         self._home: dict[str, int] = {}
         """Turn → the worker that spoke it, which still has its prefix."""
 
-    def deal(self, requests: Sequence[Request], among: Sequence[int] | None = None) -> dict[int, list[int]]:
+    def deal(
+        self,
+        requests: Sequence[Request],
+        among: Sequence[int] | None = None,
+        load: Mapping[int, int] | None = None,
+    ) -> dict[int, list[int]]:
         """Numbers of the requests by worker, each list in order.
 
         A request that continues a turn goes to the worker that spoke it; requests of one prompt and policy
@@ -31,9 +36,10 @@ class Balance:
 
         Args:
             among: workers that may be chosen; a history elsewhere is no reason then.
+            load: tokens that workers still have to do from earlier deals.
         """
         workers = list(range(self.num_workers)) if among is None else list(among)
-        load = dict.fromkeys(workers, 0)
+        load = {worker: (load or {}).get(worker, 0) for worker in workers}
         dealt: dict[int, list[int]] = {worker: [] for worker in workers}
         bundles: dict[object, list[int]] = {}
         for number, request in enumerate(requests):
@@ -44,7 +50,7 @@ class Balance:
                 bundles.setdefault((request.policy, request.messages), []).append(number)
         most = -(-len(requests) // len(workers))
         pieces = [b[i : i + most] for b in bundles.values() for i in range(0, len(b), most)]
-        for piece in sorted(pieces, key=lambda p: (-_cost(p, requests), p[0])):
+        for piece in sorted(pieces, key=lambda p: (-cost(p, requests), p[0])):
             least = min(workers, key=lambda worker: (load[worker], worker))
             self._give(least, piece, requests, load, dealt)
         return {worker: sorted(numbers) for worker, numbers in dealt.items() if numbers}
@@ -58,7 +64,7 @@ class Balance:
         dealt: dict[int, list[int]],
     ) -> None:
         dealt[worker] += numbers
-        load[worker] += _cost(numbers, requests)
+        load[worker] += cost(numbers, requests)
         for number in numbers:
             self._home[requests[number].turn_id] = worker
 
@@ -67,7 +73,7 @@ class Balance:
         self._home = {} if worker is None else {t: w for t, w in self._home.items() if w != worker}
 
 
-def _cost(numbers: Sequence[int], requests: Sequence[Request]) -> int:
+def cost(numbers: Sequence[int], requests: Sequence[Request]) -> int:
     """Tokens of a bundle, roughly: its prompt once, its replies at their longest."""
     prompt = sum(len(m.content) for m in requests[numbers[0]].messages) // _CHARS_A_TOKEN
     return prompt + sum(requests[n].sampling.max_tokens for n in numbers)

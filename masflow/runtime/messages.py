@@ -37,6 +37,8 @@ class Answer:
     """Decoding batches."""
     num_forked: int
     """Rows that forked because the chat template rewrote their history."""
+    num_cached: int = 0
+    """Prompt tokens whose keys and values were at hand, each distinct prompt once."""
 
 
 @dataclass(frozen=True)

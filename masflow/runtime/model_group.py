@@ -5,7 +5,7 @@ Text, ids and scalars come in and go out; tokens and weights go between the grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,7 +70,8 @@ class ModelGroup:
         """
         self.model = _found(model, plan)
         self.layout = placement.layout_of(model, plan.runtime)
-        self.num_restarts = 0
+        self.num_restarts = self.num_cached = 0
+        """Workers that died; prompt tokens whose keys and values were at hand."""
         self.incidents: list[str] = []
         """What happened to workers since the hub last took these."""
         self._plan, self._run_dir, self._worker = plan, run_dir, worker
@@ -198,11 +199,27 @@ class ModelGroup:
         found: dict[str, Reply] = {}
         for call in calls:
             answer = self._answer(call)
-            self._deaths.pop(call.worker, None)
-            for place, count in enumerate((answer.num_drawn, answer.num_batches, answer.num_forked)):
-                self._counts[place] += count
+            self.count(call.worker, answer)
             found |= {reply.turn_id: reply for reply in answer.replies}
         return found
+
+    def count(self, worker: int, answer: Answer) -> None:
+        """A worker lives, and said so much."""
+        self._deaths.pop(worker, None)
+        self.num_cached += answer.num_cached
+        for place, count in enumerate((answer.num_drawn, answer.num_batches, answer.num_forked)):
+            self._counts[place] += count
+
+    @property
+    def joins(self) -> bool:
+        """Requests may join those that a worker is answering (`Worker.advance`)."""
+        return (self.model.place.rollout.engine or self._plan.runtime.engine).use == "transformers"
+
+    def deal(self, requests: Sequence[Request], load: Mapping[int, int]) -> dict[int, list[Request]]:
+        """Requests by worker, policies that moved are published first; `load`: tokens that each has to do."""
+        self.deliver()
+        dealt = self._balance.deal(requests, load=load)
+        return {worker: [requests[n] for n in numbers] for worker, numbers in dealt.items()}
 
     def _answer(self, call: Call) -> Answer:
         while True:

@@ -36,6 +36,8 @@ class Traffic:
     batches: int = 0
     """Decoding batches."""
     forked_rows: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed again."""
     hub_bytes: int = 0
     """Size of all requests, replies and training rows as messages; token tensors are not among them."""
 
@@ -43,13 +45,15 @@ class Traffic:
 
     def since(self, before: Traffic) -> dict[str, float]:
         """`concurrency`: replies that were decoded together, on average; `forked_rows`; `hub_bytes`; and
-        `worker_restarts` where a worker died."""
+        `cached_tokens` and `worker_restarts` where there are any."""
         batches = self.batches - before.batches
         restarts = self.worker_restarts - before.worker_restarts
+        cached = self.cached_tokens - before.cached_tokens
         return {
             "concurrency": round((self.replies - before.replies) / batches, 3) if batches else 0.0,
             "forked_rows": self.forked_rows - before.forked_rows,
             "hub_bytes": self.hub_bytes - before.hub_bytes,
+            **({"cached_tokens": cached} if cached else {}),
             **({"worker_restarts": restarts} if restarts else {}),
         }
 
@@ -145,8 +149,9 @@ class Team:
         """Counted so far; a step's part is the difference."""
         counts = [group.traffic() for group in self.groups.values()]
         columns = (sum(column) for column in zip(*counts, strict=True))
-        restarts = sum(group.num_restarts for group in self.groups.values() if isinstance(group, ModelGroup))
-        return Traffic(*columns, hub_bytes=self._hub_bytes, worker_restarts=restarts)
+        own = [group for group in self.groups.values() if isinstance(group, ModelGroup)]
+        restarts, cached = sum(g.num_restarts for g in own), sum(g.num_cached for g in own)
+        return Traffic(*columns, cached_tokens=cached, hub_bytes=self._hub_bytes, worker_restarts=restarts)
 
     def usage(self, before: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, dict[str, int]]:
         """Of each model behind an endpoint: replies, errors, tries and tokens; since `before`, or in all."""

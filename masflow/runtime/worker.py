@@ -7,7 +7,7 @@ makes it hands it the store as an actor.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ import torch
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.errors import RunError
 from masflow.models import saving
+from masflow.models.adapters import StackedAdapters
 from masflow.models.backbone import Backbone
 from masflow.models.bases import load_base
-from masflow.models.engine import Request
+from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row
 from masflow.models.policies import Policies
 from masflow.models.publishing import Payload, Probe
 from masflow.models.ranks import Ranks, free_address
+from masflow.models.speaking import ModuleSpeaker
 from masflow.models.tokens import ChatTokens
 from masflow.models.trainer import Trainer, TrainItem
 from masflow.models.transformers_engine import TransformersEngine, not_finite
@@ -30,6 +32,8 @@ from masflow.rl.losses import LossSpec
 from masflow.runtime.backend import Actor
 from masflow.runtime.messages import Answer, Delivery, Part
 from masflow.spec.mapping import Optimizer
+from masflow.spec.replies import Retry
+from masflow.spec.runtime import Engine
 from masflow.trace import Message, Turn
 
 __all__ = ["Answer", "Delivery", "Part", "Worker"]
@@ -61,17 +65,29 @@ class Worker:
         self.experience = Experience()
         """Rows that this process has at hand; all are in the store."""
         self.trainer = Trainer(self.backbone, run_dir / "nonfinite")
-        self.engine = TransformersEngine(
+        self._continued = _continued(plan)
+        self.engine = self._make_engine(model.place.rollout.engine or plan.runtime.engine)
+        for policy in model.policies:
+            if policy.init is not None:
+                self.policies.start_from(policy.name, Path(policy.init) / "models")
+
+    def _make_engine(self, spec: Engine) -> TransformersEngine:
+        names = [name for p in self.model.policies if (name := self.policies.adapter_of(p.name)) is not None]
+        stacked = StackedAdapters.of(self.base.model, names) if names else None
+        together = stacked is not None or not names
+        return TransformersEngine(
             self.backbone,
             self.tokens,
             self.experience,
             context=self.base.context,
-            max_batch_tokens=(model.place.rollout.engine or plan.runtime.engine).max_batch_tokens,
-            switch=self.policies.switch,
+            max_batch_tokens=spec.max_batch_tokens,
+            switch=self.policies.version_of if together else self.policies.switch,
+            adapter_of=self.policies.adapter_of if together else None,
+            speaker=lambda: ModuleSpeaker(self.backbone, stacked),
+            refresh=stacked.refresh if stacked is not None else None,
+            continued=self._continued,
+            prefix_cache_bytes=spec.prefix_cache_bytes,
         )
-        for policy in model.policies:
-            if policy.init is not None:
-                self.policies.start_from(policy.name, Path(policy.init) / "models")
 
     def ready(self) -> None:
         """Answers once the model is loaded."""
@@ -96,16 +112,35 @@ class Worker:
 
     def generate(self, requests: Sequence[Request]) -> Answer:
         """One reply a request, in order; their rows are in the store when this returns."""
+        self._find_parents(requests)
+        return self._counted(lambda: self.engine.generate(requests))
+
+    def advance(self, requests: Sequence[Request], max_steps: int | None = None) -> Answer:
+        """Let requests join those that are being answered, and draw until a reply is done, or for so many
+        steps: replies that are done, in whatever order."""
+        self._find_parents(requests)
+        self.engine.admit(requests)
+        return self._counted(lambda: self.engine.advance(max_steps))
+
+    def drop(self) -> None:
+        """Forget the requests that are being answered."""
+        self.engine.drop()
+
+    def _find_parents(self, requests: Sequence[Request]) -> None:
         absent = [r.parent for r in requests if r.parent and self.experience.get(r.parent) is None]
         if absent:
             self.experience.add(self._ask_store("known", list(dict.fromkeys(absent))))
+
+    def _counted(self, speak: Callable[[], list[Reply]]) -> Answer:
         engine = self.engine
-        before = engine.num_replies, engine.num_batches
-        replies = engine.generate(requests)
+        before = engine.num_replies, engine.num_batches, engine.num_cached
+        replies = speak()
         rows = [row for r in replies if (row := self.experience.get(r.turn_id)) is not None]
-        self._ask_store("add", rows)
+        if rows:
+            self._ask_store("add", rows)
         drawn, batches = engine.num_replies - before[0], engine.num_batches - before[1]
-        return Answer(replies, drawn, batches, sum(row.forked for row in rows))
+        forked = sum(row.forked for row in rows)
+        return Answer(replies, drawn, batches, forked, engine.num_cached - before[2])
 
     def add_rows(self, turns: Sequence[Turn]) -> None:
         """Tokenise demonstrated turns by the code path of `generate`; parents before their continuations.
@@ -148,6 +183,7 @@ class Worker:
         with self.policies.learning(policy) as learner:
             metrics = self.trainer.supervise(learner, self._rows(turn_ids), optimizer, step, num_steps)
         self.policies.versions[policy] += 1
+        self._moved()
         return metrics
 
     def supervise_base(
@@ -158,7 +194,9 @@ class Worker:
         Adapters are fresh meanwhile (their product is 0), so every policy speaks as the backbone does.
         """
         with self.policies.learning_backbone() as learner:
-            return self.trainer.supervise(learner, self._rows(turn_ids), optimizer, step, num_steps)
+            metrics = self.trainer.supervise(learner, self._rows(turn_ids), optimizer, step, num_steps)
+        self._moved()
+        return metrics
 
     def update(
         self, policy: str, items: Sequence[TrainItem], loss: LossSpec, step: int, num_steps: int
@@ -171,7 +209,13 @@ class Worker:
             spec, off = self.policies.by_name[policy].optimizer, self.policies.without_adapter
             metrics = self.trainer.update(learner, items, rows, loss, spec, step, num_steps, off)
         self.policies.versions[policy] += 1
+        self._moved()
         return metrics | {"staleness": float(staleness)}
+
+    def _moved(self) -> None:
+        """Weights of this process are others now."""
+        if isinstance(self.engine, TransformersEngine):
+            self.engine.moved()
 
     # -- publishing -------------------------------------------------------------------------------
 
@@ -214,6 +258,7 @@ class Worker:
     def take(self, payload: Payload) -> None:
         """Let a published policy's weights be those that speak here."""
         self.policies.receive(payload)
+        self._moved()
 
     def _probe_ids(self) -> tuple[int, ...]:
         return self.tokens.prompt(_PROBE).ids[: self.base.context - 2]
@@ -235,6 +280,8 @@ class Worker:
     def clear_rows(self) -> None:
         """Forget the rows at hand."""
         self.experience.clear()
+        if isinstance(self.engine, TransformersEngine):
+            self.engine.forget()
 
     def reset_optimizers(self) -> None:
         """Begin afresh: moments and step counts go, weights stay."""
@@ -252,6 +299,7 @@ class Worker:
     def load(self, folder: Path) -> None:
         """Raises RunError where `folder` belongs to other policies or weights."""
         self.policies.load(folder)
+        self._moved()
         if not self.part.learns:
             self.policies.reset_optimizers()
 
@@ -273,6 +321,22 @@ class Worker:
             "vocabulary": len(self.base.tokenizer),
             "notes": list(self.tokens.chat.notes),
         }
+
+
+def _continued(plan: Plan) -> Callable[[Request], bool]:
+    """Whether a later prompt may begin with what a request and its reply are: in a conversation, between
+    calls of tools, at another attempt, and everywhere where episodes branch."""
+    branches = plan.sampler.kind != "trajectories"
+    names = {
+        role.name
+        for graph in plan.workflows.values()
+        for role in graph.roles
+        if role.conversation != "none"
+        or role.tools
+        or role.handoff is not None
+        or isinstance(role.reply.on_malformed, Retry)
+    }
+    return lambda request: branches or request.role.rpartition("/")[2] in names
 
 
 def _undelivered(worker: str, policy: str, what: str) -> RunError:

@@ -15,7 +15,13 @@ class Engine(Spec):
 
     use: Literal["transformers", "vllm"] = "transformers"
     max_batch_tokens: int = Field(default=16384, ge=1)
-    """Prompt and reply tokens of one decoding batch together, padding included."""
+    """Prompt and reply tokens of the rows that are drawn together, padding included."""
+    prefix_cache_bytes: int = Field(default=2**28, ge=0)
+    """With transformers: keys and values of rows that a later prompt may go on from (conversations, tools,
+    retries, branches), for each process; the least recently used go first. 0: none are kept."""
+    decoder: Literal["auto", "modules"] = "auto"
+    """With transformers: `auto` draws without the overhead of modules where the architecture is known and
+    gives the same; `modules` never does."""
     memory_frac: float = Field(default=0.85, gt=0, le=1)
     """With vllm: the share of a device's memory that its engine may take, weights included; on a CPU, of the
     free memory, for its cache alone."""
@@ -27,7 +33,8 @@ class Engine(Spec):
     @classmethod
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
         use = data.get("use", "transformers")
-        for key, engine in (("max_batch_tokens", "transformers"), ("memory_frac", "vllm")):
+        owners = dict.fromkeys(("max_batch_tokens", "prefix_cache_bytes", "decoder"), "transformers")
+        for key, engine in (owners | {"memory_frac": "vllm"}).items():
             if cls.says(data, key) and use != engine:
                 message = f"'{key}' belongs to the engine {engine}; this one is {use}"
                 yield Fault(message, code="useless-key", fix=f"remove '{key}'", path=(key,))
