@@ -39,6 +39,8 @@ class Backbone:
         self._cache_name = "cache" if "cache" in takes else "past_key_values"
         self._is_split = self._head_agrees()
         self._check_masks()
+        self.bare: Any = None
+        """What `BareSpeaker` knows of this model."""
 
     @property
     def _takes_bool(self) -> bool:
@@ -47,6 +49,11 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def is_split(self) -> bool:
+        """Whether `hidden` are hidden states and the head is a module of its own."""
+        return self._is_split
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,254 @@
+"""The decoder without modules against the modules, run plainly on whole rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from masflow.models import adapters
+from masflow.models.adapters import StackedAdapters
+from masflow.models.backbone import Backbone
+from masflow.models.bare import BareSpeaker
+from masflow.models.bare_arena import split_blocks
+from masflow.models.speaking import Opening, Prefix
+from masflow.spec.mapping import Lora
+
+VOCAB = 96
+BASE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, tied, biases": (
+        "llama",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},
+    ),
+    "llama, scaled rotary": ("llama", {"rope_parameters": LLAMA3, "num_key_value_heads": 1}),
+    "mistral": ("mistral", {"head_dim": 16, "sliding_window": None}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3, scaled rotary": ("qwen3", {"head_dim": 8, "rope_parameters": YARN}),
+}
+NAMES = ("a", "b", "c")
+
+
+def make(kind: str, dtype: torch.dtype = torch.float32) -> Backbone:
+    family, settings = KINDS[kind]
+    config = AutoConfig.for_model(family, **{**BASE, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for path, parameter in model.named_parameters():
+            if path.endswith("bias") or "norm" in path:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+    return Backbone(model.to(dtype).requires_grad_(False))
+
+
+def adapted(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, StackedAdapters]:
+    backbone = make(kind, dtype)
+    adapters.attach(backbone.model, NAMES, Lora(rank=4, alpha=8, targets="all-linear"), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    for name in NAMES:
+        for path, weight in adapters.adapter_parameters(backbone.model, name).items():
+            if "lora_B" in path:
+                weight.data.normal_(0, 0.2, generator=generator)
+    return backbone, StackedAdapters(backbone.model, NAMES)
+
+
+def plain(backbone: Backbone, ids: list[int], adapter: str | None, is_adapted: bool) -> Tensor:
+    """(V,) log-probs of the next token by the modules, run on the whole row."""
+    hidden = lambda: backbone.logits(backbone.hidden(torch.tensor([ids]))[0, -1:])[0]  # noqa: E731
+    with torch.no_grad():
+        if not is_adapted:
+            return hidden().log_softmax(-1)
+        if adapter is None:
+            with adapters.switched_off(backbone.model):
+                return hidden().log_softmax(-1)
+        adapters.activate(backbone.model, adapter)
+        return hidden().log_softmax(-1)
+
+
+class Party:
+    """A speaker with, beside it, what every row has been fed."""
+
+    def __init__(self, backbone: Backbone, stacked: StackedAdapters | None = None, bound: float = 1e-5):
+        speaker = BareSpeaker.of(backbone, stacked)
+        assert speaker is not None
+        self.speaker, self.backbone, self.stacked, self.bound = speaker, backbone, stacked, bound
+        self.rows: list[tuple[list[int], str | None]] = []
+        self.rng = np.random.default_rng(0)
+
+    def prompt(self, length: int) -> tuple[int, ...]:
+        return tuple(int(i) for i in self.rng.integers(3, VOCAB, size=length))
+
+    def admit(self, *openings: Opening) -> None:
+        logits = self.speaker.admit(openings)
+        new = [([*o.ids], o.adapter) for o in openings for _ in range(o.copies)]
+        self.rows += [(list(ids), name) for ids, name in new]
+        self.compare(logits, self.rows[-len(new) :])
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            fed = [int(i) for i in self.rng.integers(3, VOCAB, size=len(self.rows))]
+            logits = self.speaker.step(torch.tensor(fed))
+            for (ids, _), token in zip(self.rows, fed, strict=True):
+                ids.append(token)
+            self.compare(logits, self.rows)
+
+    def leave(self, rows: list[int], keep: bool = False) -> list[Prefix | None]:
+        kept = self.speaker.leave(rows, [keep] * len(rows))
+        self.rows = [row for i, row in enumerate(self.rows) if i not in rows]
+        assert self.speaker.num_rows == len(self.rows)
+        return kept
+
+    def compare(self, logits: Tensor, rows: list[tuple[list[int], str | None]]) -> None:
+        assert logits.shape == (len(rows), VOCAB) and logits.dtype == torch.float32
+        for logits_V, (ids, name) in zip(logits, rows, strict=True):
+            expected_V = plain(self.backbone, ids, name, self.stacked is not None)
+            likely = expected_V > -20  # below, float32 itself is coarser than the bound
+            gap = (logits_V.log_softmax(-1) - expected_V)[likely].abs().max()
+            assert float(gap) <= self.bound * max(1.0, float(logits_V.abs().max()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_come_and_go_and_say_what_the_modules_say(kind: str) -> None:
+    party = Party(make(kind))
+    party.admit(Opening(party.prompt(9), copies=3), Opening(party.prompt(9), copies=3))
+    party.step(2)
+    party.leave([1])
+    party.step()
+    party.admit(Opening(party.prompt(3)), Opening(party.prompt(40), copies=2), Opening(party.prompt(11)))
+    party.step(2)
+    party.leave([0, 5, 6])
+    party.step()
+    party.leave([2, 1])
+    party.step()
+    party.leave(list(range(len(party.rows))))
+    party.admit(Opening(party.prompt(1), copies=2))
+    party.step(2)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_conversation_goes_on_from_its_prefix(kind: str) -> None:
+    party = Party(make(kind))
+    party.admit(Opening(party.prompt(9), copies=2), Opening(party.prompt(5), copies=2))
+    party.step(3)
+    said = [ids for ids, _ in party.rows]
+    kept = party.leave([3, 0, 2], keep=True)
+    assert [p.length if p else 0 for p in kept] == [len(said[3]), len(said[0]), len(said[2])] == [8, 12, 8]
+    assert kept[0] is not None and kept[0].keys[0].shape[1] == 8
+    party.step()
+    party.admit(
+        Opening((*said[3], *party.prompt(4)), prefix=kept[0], copies=3),
+        Opening((*said[0], *party.prompt(7)), prefix=kept[1]),
+        Opening(party.prompt(6)),
+        Opening((*said[2], *party.prompt(4)), prefix=kept[2], copies=3),
+    )
+    party.step(2)
+    again = party.leave([1, 4], keep=True)
+    assert [p.length if p else 0 for p in again] == [14, 21]
+
+
+@pytest.mark.parametrize("kind", ["llama, tied, biases", "mistral", "qwen2", "qwen3"])
+def test_rows_of_all_adapters_speak_together(kind: str) -> None:
+    party = Party(*adapted(kind))
+    party.admit(Opening(party.prompt(6), "a", copies=2), Opening(party.prompt(6), "c", copies=2))
+    party.step(2)
+    party.admit(Opening(party.prompt(4), None), Opening(party.prompt(8), "b", copies=3))
+    party.step(2)
+    party.leave([0, 1, 2, 3, 4])
+    party.step(2)
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_bf16_differs_by_rounding(is_adapted: bool) -> None:
+    backbone, stacked = (
+        adapted("llama", torch.bfloat16) if is_adapted else (make("llama", torch.bfloat16), None)
+    )
+    party = Party(backbone, stacked, bound=0.1)
+    name = "b" if is_adapted else None
+    party.admit(Opening(party.prompt(9), name, copies=3), Opening(party.prompt(20), copies=2))
+    party.step(2)
+
+
+@pytest.mark.parametrize("change", ["in place", "assigned", "through data", "moved and back"])
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_weights_are_never_stale(change: str, is_adapted: bool) -> None:
+    backbone, stacked = adapted("llama") if is_adapted else (make("llama"), None)
+    party = Party(backbone, stacked)
+    name = "b" if is_adapted else None
+    ids = party.prompt(5)
+    party.admit(Opening(ids, name))
+    party.step()
+    party.leave([0])
+    for weight in backbone.model.parameters():
+        with torch.no_grad():
+            if change == "in place":
+                weight.mul_(1.1)
+            elif change == "through data":
+                weight.data.mul_(1.1)
+            elif change == "assigned":
+                weight.data = weight * 1.1
+            else:
+                own, weight.data = weight.data, weight * 1.1
+                weight.data = own.mul_(0.9)
+    party.admit(Opening(ids, name))
+    party.step()
+
+
+def test_weights_are_held_once_and_learn_on() -> None:
+    backbone = make("llama")
+    party = Party(backbone)
+    layer = backbone.model.model.layers[0]
+    q, k = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
+    assert k.data_ptr() == q.data_ptr() + q.numel() * 4
+    backbone.model.requires_grad_(True)
+    optimizer = torch.optim.AdamW(backbone.model.parameters(), lr=0.01, fused=True)
+    backbone.model(torch.tensor([party.prompt(8)])).logits.logsumexp(-1).sum().backward()
+    optimizer.step()
+    party.admit(Opening(party.prompt(5), copies=2))
+    party.step()
+
+
+def test_what_it_does_not_know_is_left_to_the_modules() -> None:
+    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=VOCAB)
+    backbone = Backbone(AutoModelForCausalLM.from_config(config))
+    assert BareSpeaker.of(backbone) is None
+
+
+def test_a_model_that_says_otherwise_is_left_to_the_modules() -> None:
+    backbone = make("llama")
+    for layer in backbone.model.model.layers:
+        layer.self_attn.scaling *= 2 if layer.self_attn.layer_idx else 1
+    assert BareSpeaker.of(backbone) is None
+
+
+def test_blocks_hold_prompts_of_like_length_and_as_many_rows() -> None:
+    openings = [Opening((1,) * n, copies=c) for n, c in ((500, 1), (30, 8), (32, 8), (31, 1), (30, 8))]
+    blocks = split_blocks(openings)
+    assert sorted(u for block in blocks for u in block) == [0, 1, 2, 3, 4]
+    assert [0] in blocks and [1, 2, 4] in blocks
