@@ -30,8 +30,10 @@ from masflow.compiler.templates import (
 )
 
 __all__ = [
+    "Evaluator",
     "Reference",
     "TemplateProblem",
+    "compiled",
     "condition",
     "evaluate",
     "references",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 Names = Mapping[str, Any]
+Evaluator = Callable[[Names, random.Random | None], Any]
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\Z")
 _ERRORS = (
     TemplateError,
@@ -95,7 +98,7 @@ def value(raw: Any, names: Names, rng: random.Random | None = None) -> Any:
     """
     if isinstance(raw, str):
         return _value(raw)(names, rng) if "{" in raw else raw
-    if isinstance(raw, Mapping):
+    if type(raw) is dict or isinstance(raw, Mapping):
         return {key: value(item, names, rng) for key, item in raw.items()}
     if isinstance(raw, (list, tuple)):
         return [value(item, names, rng) for item in raw]
@@ -123,7 +126,15 @@ def syntax_problem(text: str, kind: Kind) -> str | None:
     return None
 
 
-Evaluator = Callable[[Names, random.Random | None], Any]
+def compiled(raw: Any) -> Evaluator:
+    """What gives `value(raw, …)` again and again.
+
+    Raises:
+        TemplateProblem: a template at its top doesn't parse.
+    """
+    if isinstance(raw, str):
+        return _value(raw) if "{" in raw else lambda names, rng: raw
+    return lambda names, rng: value(raw, names, rng)
 
 
 @lru_cache(maxsize=8192)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from masflow.compiler.graph import Node, ToolIR
@@ -15,9 +16,9 @@ from masflow.runtime.live import Live, Play, Question, Templates
 from masflow.runtime.replies import parse_reply
 from masflow.spec.replies import ChoiceReply, fields_of, needed_fields
 from masflow.spec.types import shown
-from masflow.timelimit import OutOfTime, call_limited
+from masflow.timelimit import OutOfTime, call_limited, tell
 from masflow.tools import plain
-from masflow.trace import Effect, Path, path_json
+from masflow.trace import Effect, Path, made, path_json
 
 CALL_TIMEOUT_S = 60.0
 """Of a `call` node, a human node's stand-in included."""
@@ -31,8 +32,11 @@ _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def own(args: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a call's arguments that the function may change."""
-    return dict(args) if all(type(arg) in _SCALARS for arg in args.values()) else copy.deepcopy(args)
+    """A call's arguments, those that the function could change copied."""
+    for arg in args.values():
+        if type(arg) not in _SCALARS:
+            return copy.deepcopy(args)
+    return args
 
 
 def _recorded(
@@ -42,14 +46,14 @@ def _recorded(
     path: Path,
     args: dict[str, Any],
     run: Callable[[], Any],
+    whose: str,
 ) -> Any:
     """The value of an effect: from the record, from the demonstration, or by running it now."""
     key = effect_key(kind, path)
     live.place(key, board)
     effect = live.state.effects.get(key)
     if effect is None:
-        effect = _make(live, kind, path, args, run)
-        live.state.effects[key] = effect
+        effect = live.state.effects[key] = _make(live, key, kind, path, args, run, whose)
     if effect.error is not None:
         outcome, _, message = effect.error.partition(": ")
         raise EpisodeError(outcome, message)
@@ -57,23 +61,59 @@ def _recorded(
 
 
 def _make(
-    live: Live, kind: Literal["tool", "call"], path: Path, args: dict[str, Any], run: Callable[[], Any]
+    live: Live,
+    key: str,
+    kind: Literal["tool", "call"],
+    path: Path,
+    args: dict[str, Any],
+    run: Callable[[], Any],
+    whose: str,
 ) -> Effect:
     script = live.state.script
     if script is not None and script.has_value(path):
         return Effect(path, kind, plain(script.value(path)), args=args)
     started = time.perf_counter()
     value, error = None, None
+    tell(partial(_note_late, live.state.effects, key, path, kind, args, whose, started))
     try:
         value = run()
     except EpisodeError as problem:
         error = f"{problem.outcome}: {problem.message}"
-    return Effect(path, kind, value, error, args, time.perf_counter() - started)
+    finally:
+        tell(None)
+    return _effect(path, kind, value, error, args, started)
+
+
+def _note_late(
+    effects: dict[str, Effect],
+    key: str,
+    path: Path,
+    kind: Literal["tool", "call"],
+    args: dict[str, Any],
+    whose: str,
+    started: float,
+    text: str,
+) -> None:
+    effects[key] = _effect(path, kind, None, f"timeout: {whose}: {text}", args, started)
+
+
+def _effect(
+    path: Path,
+    kind: Literal["tool", "call"],
+    value: Any,
+    error: str | None,
+    args: dict[str, Any],
+    started: float,
+) -> Effect:
+    took = time.perf_counter() - started
+    return made(
+        Effect, path=path, kind=kind, value=value, error=error, args=args, duration_s=took, superstep=0
+    )
 
 
 def run_call(live: Live, play: Play, board: Board, path: Path, ref: str, args: dict[str, Any]) -> Any:
     """Call a user's function with copies of its arguments. Raises EpisodeError."""
-    return _recorded(live, board, "call", path, args, lambda: _called(live, ref, args))
+    return _recorded(live, board, "call", path, args, lambda: _called(live, ref, args), ref)
 
 
 def _called(live: Live, ref: str, args: dict[str, Any]) -> Any:
@@ -114,7 +154,8 @@ def run_tool(
             return True, None
     elif tool.approve or approve:
         raise EpisodeError("paused", f"tool {tool.name} needs a person's approval")
-    value = _recorded(live, board, "tool", path, args, lambda: _used(live, play, board, tool, args))
+    whose = f"tool {tool.name} ({tool.function.ref})"
+    value = _recorded(live, board, "tool", path, args, lambda: _used(live, play, board, tool, args), whose)
     if tool.scope == "episode":
         board.tool_log = (*board.tool_log, (tool.name, args))
     return True, value

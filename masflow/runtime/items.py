@@ -9,7 +9,7 @@ from masflow.compiler.graph import END, Node, RoleIR
 from masflow.errors import EpisodeError
 from masflow.runtime.board import Board
 from masflow.runtime.effects import run_call, run_human, run_tool
-from masflow.runtime.live import CHANCE, Item, Live, Play, Templates, Visit
+from masflow.runtime.live import CHANCE, Item, Live, Names, Play, Templates, Visit
 from masflow.runtime.turns import run_role
 from masflow.spec.types import mismatch
 from masflow.trace import Moment, Path
@@ -64,7 +64,8 @@ def _others(before: Any, index: int) -> list[Any]:
 def _key(templates: Templates, expression: str | None, own: dict[str, Any], index: int) -> int | str:
     if expression is None:
         return index
-    key = Templates(templates.where, {**templates.names, **own}, templates.rng).evaluate("key", expression)
+    names = Names.over(templates.names, own)
+    key = Templates(templates.where, names, templates.rng).evaluate("key", expression)
     if isinstance(key, bool) or not isinstance(key, (int, str)):
         raise EpisodeError("tool_error", f"{templates.where}.key: expected text or a number, got {key!r}")
     return key
@@ -92,7 +93,7 @@ def run_item(live: Live, play: Play, visit: Visit, item: Item) -> None:
 
 
 def item_templates(live: Live, play: Play, visit: Visit, item: Item, what: str, *, full: bool) -> Templates:
-    names = {**play.names(item.board, full=full), "visit": visit.number, **item.locals}
+    names = play.seen(item.board, {"visit": visit.number, **item.locals}, full=full)
     rng = live.rng(play, item.board, visit.node.name, visit.number, item, what)
     return Templates(f"nodes.{play.qualified(visit.node.name)}", names, rng)
 
@@ -224,7 +225,7 @@ def _close_sub(live: Live, mine: Board, sub: Play) -> None:
 
 def output_of(live: Live, play: Play) -> dict[str, Any]:
     """The play's `output`, from what its board holds now. Raises EpisodeError."""
-    names = play.names(play.thread.board, full=True)
+    names = play.seen(play.thread.board, {}, full=True)
     if play.info.graph.program is not None:
         result = play.program.result if play.program is not None else None
         if not play.info.graph.output:

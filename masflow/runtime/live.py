@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from masflow.runtime.program import Program
     from masflow.runtime.react import ToolCall
     from masflow.runtime.state import EpisodeState
+    from masflow.runtime.straight import Straight
     from masflow.tools import ToolBox
 
 Stop = tuple[str, str]
@@ -55,9 +56,26 @@ class GraphInfo:
             if node.kind != "role" and node.when is None and node.foreach is None and not node.in_order
         }
         """Nodes whose visits are one execution, whatever the episode holds."""
+        self.calls_follow = _calls_follow(graph)
         self.chance = {
             n.name for n in graph.nodes if CHANCE.search(repr(n)) or n.role in roles or (roles and n.among)
         }
+
+
+def _calls_follow(graph: Graph) -> bool:
+    """Whether functions are called in a row, without a model in between: over items, or one after another."""
+    calls = {node.name: node for node in graph.nodes if node.kind in ("call", "tool")}
+    quiet = {node.name: node for node in graph.nodes if node.kind == "set"} | calls
+    for call in calls.values():
+        seen: set[str] = set()
+        ahead = [call]
+        while ahead:
+            for name in {target for arrow in ahead.pop().arrows for target in arrow.targets} - seen:
+                seen.add(name)
+                ahead += [quiet[name]] if name in quiet else []
+        if call.foreach is not None or seen & calls.keys():
+            return True
+    return False
 
 
 def recorded_nodes(graph: Graph) -> frozenset[str]:
@@ -140,6 +158,31 @@ class Thread:
     stop: Stop | None = None
 
 
+class Names(dict[str, Any]):
+    """What templates see at one place: what is in it, else a node's value, else a field of the task; so that
+    making one costs nothing a node."""
+
+    __slots__ = ("others", "values_")
+    values_: Mapping[str, Any]
+    others: Mapping[str, Any]
+
+    def __missing__(self, key: str) -> Any:
+        return self.values_[key] if key in self.values_ else self.others[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    @classmethod
+    def over(cls, names: Mapping[str, Any], own: Mapping[str, Any]) -> Names:
+        """Some names, and over them the place's own."""
+        found = cls(own)
+        found.values_, found.others = {}, names
+        return found
+
+
 @dataclass
 class Play:
     """One graph being played: the episode's own, or a sub-workflow's call."""
@@ -155,6 +198,8 @@ class Play:
     token_limit: int | None
     records: bool
     """Rewards of this graph count, so that moments are kept."""
+    straight: Mapping[str, Straight] = field(default_factory=dict)
+    """The graph's nodes that are passed straight through."""
     program: Program | None = None
     """Of a workflow that is a function: its coroutines and calls."""
     static: dict[str, Any] = field(default_factory=dict)
@@ -173,6 +218,22 @@ class Play:
         if item is None:
             return (*self.prefix, Step(self.call, node, visit))
         return (*self.prefix, Step(self.call, node, visit, item.key, item.call, item.attempt))
+
+    def seen(self, board: Board, own: Mapping[str, Any], *, full: bool = False) -> Names:
+        """As `names`, with some of the place's own, for templates that look up what they need."""
+        names = Names(
+            {
+                "nodes": board.values,
+                "state": board.state,
+                "visits": board.visits,
+                "history": board.history,
+                "ok": board.ok,
+                "raw": board.raw,
+                **own,
+            }
+        )
+        names.values_, names.others = board.values, self.static if full else self.visible
+        return names
 
     def names(self, board: Board, *, full: bool = False) -> dict[str, Any]:
         """What templates see; hidden task fields only when `full` (tools, calls, rewards)."""

@@ -6,7 +6,9 @@ trajectory, in whatever order they arrive.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from masflow.compiler.graph import END
@@ -20,9 +22,11 @@ from masflow.runtime.effects import effect_key, parse_answer
 from masflow.runtime.items import output_of
 from masflow.runtime.live import GraphInfo, Live, Play, Question, Thread
 from masflow.runtime.state import EpisodeState
+from masflow.runtime.straight import straight
 from masflow.runtime.walk import run_play
+from masflow.timelimit import OutOfTime, supervised
 from masflow.tools import ToolBox
-from masflow.trace import Effect, EpisodeKey, Path, Trajectory, Turn
+from masflow.trace import Effect, EpisodeKey, Path, Trajectory, Turn, changed
 
 
 class Player:
@@ -44,7 +48,12 @@ class Player:
         self.plan, self.mode, self.interactive = plan, mode, interactive
         self.toolbox = toolbox or ToolBox(plan)
         self._loaded: dict[str, Any] = {}
-        self._infos = {key: GraphInfo(graph) for key, graph in plan.workflows.items()}
+        infos = {key: GraphInfo(graph) for key, graph in plan.workflows.items()}
+        self._infos = infos
+        self._blank = {key: Board.of(info.graph, Clock()) for key, info in infos.items()}
+        self._straight = {key: straight(info) for key, info in infos.items()}
+        programs = any(info.graph.program is not None for info in infos.values())
+        self._beside = not programs and any(info.calls_follow for info in infos.values())
 
     def start(self, task: dict[str, Any], key: EpisodeKey) -> EpisodeState:
         """A new episode on one data row, nothing asked yet."""
@@ -52,10 +61,23 @@ class Player:
 
     def advance(self, state: EpisodeState) -> list[Request]:
         """Run what can run: tools, calls, whatever replies allow. Returns the model requests that are new."""
-        live = self._live(state)
-        live.new, live.questions = [], {}
-        run_play(live, live.root)
-        return live.new
+        return self._go_on(state).new
+
+    def _go_on(self, state: EpisodeState) -> Live:
+        """Run what can run; where functions are called in a row, on the thread that calls them."""
+        while True:
+            live = self._live(state)
+            live.new, live.questions = [], {}
+            if not self._beside or state.script is not None:
+                run_play(live, live.root)
+                return live
+            try:
+                supervised(partial(run_play, live, live.root))
+                return live
+            except OutOfTime:  # recorded as that call's effect: again up to there, and on
+                for request in live.new:
+                    del state.pending[request.turn_id]
+                state.live = None
 
     def deliver(self, state: EpisodeState, reply: Reply) -> None:
         """Put a reply in its place; the same reply twice counts once.
@@ -148,11 +170,7 @@ class Player:
             key=state.key,
             task=state.task,
             turns=turns,
-            effects=tuple(
-                replace(state.effects[key], superstep=live.places[key][0])
-                for key in sorted(live.places, key=lambda k: (*live.places[k], k))
-                if key in state.effects
-            ),
+            effects=tuple(_happened(state, live)),
             outcome=outcome,
             detail=detail,
             output=output,
@@ -184,8 +202,7 @@ class Player:
     def _current(self, state: EpisodeState) -> Live:
         """The live position; a copied, loaded or forked state is replayed up to where it waits."""
         if state.live is None:
-            live = self._live(state)
-            run_play(live, live.root)
+            live = self._go_on(state)
             for request in live.new:
                 del state.pending[request.turn_id]  # not handed out: `advance` will
             live.new = []
@@ -215,9 +232,20 @@ class Player:
         own = info.graph.limits.tokens
         limit = min((n for n in (own, token_limit) if n is not None), default=None)
         task = {**{f.name: None for f in info.graph.task}, **task}
-        thread = Thread(Board.of(info.graph, clock), until=END)
+        board = self._blank[graph_key].fork()
+        board.clock = clock
+        thread = Thread(board, until=END)
         return Play(
-            info, graph_key, prefix, call, task, {**info.graph.params, **params}, thread, limit, records
+            info,
+            graph_key,
+            prefix,
+            call,
+            task,
+            {**info.graph.params, **params},
+            thread,
+            limit,
+            records,
+            self._straight[graph_key],
         )
 
     def _load(self, ref: str) -> Any:
@@ -227,6 +255,14 @@ class Player:
 
             found = self._loaded[ref] = load_callable(ref, self.plan.root_dir)
         return found
+
+
+def _happened(state: EpisodeState, live: Live) -> Iterator[Effect]:
+    """The effects so far, in their order, each with its superstep."""
+    for key in sorted(live.places, key=lambda k: (*live.places[k], k)):
+        effect, superstep = state.effects.get(key), live.places[key][0]
+        if effect is not None:
+            yield effect if effect.superstep == superstep else changed(effect, superstep=superstep)
 
 
 def is_alone(play: Play) -> bool:

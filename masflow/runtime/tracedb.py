@@ -10,7 +10,6 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +130,10 @@ class TraceDb:
             advantages: turn id → advantage, of the turns that were trained on.
         """
         advantages = advantages or {}
+        places = [(step, split, one.trajectory.id) for one in scored]
         with self._transaction() as db:
-            for one in scored:
-                at = (step, split, one.trajectory.id)
-                for table, column in (
-                    ("turns", "trajectory"),
-                    ("rewards", "trajectory"),
-                    ("trajectories", "id"),
-                ):
-                    db.execute(f"DELETE FROM {table} WHERE step=? AND split=? AND {column}=?", at)
+            for table, column in (("turns", "trajectory"), ("rewards", "trajectory"), ("trajectories", "id")):
+                db.executemany(f"DELETE FROM {table} WHERE step=? AND split=? AND {column}=?", places)
             _insert(db, "trajectories", [_trajectory_row(step, split, one) for one in scored])
             _insert(db, "turns", [row for one in scored for row in _turn_rows(step, split, one, advantages)])
             _insert(db, "rewards", [row for one in scored for row in _reward_rows(step, split, one)])
@@ -236,20 +230,23 @@ def _insert(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]]) -
         db.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+
+
 def _dump(value: Any) -> str:
-    return _clean(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
+    return _clean(_encoded(value))
 
 
 def _clean(text: str) -> str:
     """The text without half characters, which UTF-8 has no bytes for."""
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _trajectory_row(step: int, split: str, one: Scored) -> tuple[Any, ...]:
     t, key = one.trajectory, one.trajectory.key
-    effects = [{**asdict(effect), "path": path_json(effect.path)} for effect in t.effects]
+    effects = [{**effect.__dict__, "path": path_json(effect.path)} for effect in t.effects]
     return (
-        step, split, t.id, _dump(asdict(key)), key.slot, key.task_id, key.sample, _dump(key.fork),
+        step, split, t.id, _dump(key.__dict__), key.slot, key.task_id, key.sample, _dump(key.fork),
         _dump(t.task), t.outcome, _clean(t.detail), _dump(t.output), _dump(effects), _dump(one.failures),
         _dump(one.metrics), _dump(t.predecessors),
     )  # fmt: skip

@@ -3,7 +3,6 @@ to."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from masflow.compiler.graph import Node, RoleIR
@@ -16,7 +15,7 @@ from masflow.runtime.effects import run_tool
 from masflow.runtime.live import Item, Live, Play, Slot, Templates, Visit
 from masflow.runtime.replies import Parsed, parse_reply
 from masflow.spec.replies import Retry
-from masflow.trace import Message, Step, Turn, path_json
+from masflow.trace import Message, Step, Turn, changed, path_json
 
 
 def run_role(
@@ -74,7 +73,7 @@ def _open(
     if user is not None:
         messages = (*messages, Message("user", templates.render("prompt", user)))
     if tools and messages:
-        messages = (replace(messages[0], tools=react.tools_text(tools)), *messages[1:])
+        messages = (changed(messages[0], tools=react.tools_text(tools)), *messages[1:])
     item.messages = messages
     if role.reply.format == "choice" and isinstance(role.reply.choice, str):
         words = templates.value("reply.choice", role.reply.choice)
@@ -274,7 +273,7 @@ def _follow(
         item.messages = (*(item.messages or ()), Message("assistant", turn.text, turn.id))
         item.parent = turn.id
         if call.name == react.HANDOFF and call.name not in role.tools:
-            live.turns[turn.id] = replace(turn, last=True)
+            live.turns[turn.id] = changed(turn, last=True)
             _push(live, play, item, role, str((call.arguments or {})["to"]))
             _close(visit, item, role, turn, None, True)
         else:
@@ -288,7 +287,7 @@ def _follow(
         return
     rule = role.reply.on_malformed
     if isinstance(rule, Retry) and item.attempt < rule.retry:
-        live.turns[turn.id] = replace(turn, last=False)
+        live.turns[turn.id] = changed(turn, last=False)
         item.attempt += 1
         return
     ends = rule != "continue" and not (visit.is_list and rule != "end")

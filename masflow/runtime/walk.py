@@ -6,7 +6,6 @@ A step either makes progress or waits for a reply; nothing depends on the order 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from masflow.compiler.graph import END, START, Arrow, Node
@@ -14,7 +13,8 @@ from masflow.errors import EpisodeError
 from masflow.runtime.board import Write
 from masflow.runtime.items import expand, run_item
 from masflow.runtime.live import Item, Live, Play, Templates, Thread, Visit
-from masflow.trace import Moment
+from masflow.runtime.straight import visit_straight
+from masflow.trace import Moment, changed
 
 MAX_SKIPS = 1000
 """Times that `when` may skip one node, so that a loop of skipped nodes ends."""
@@ -65,15 +65,20 @@ def _fill_defaults(play: Play, thread: Thread) -> None:
 
 def _templates(live: Live, play: Play, thread: Thread, node: Node, visit: int, **extra: Any) -> Templates:
     rng = live.rng(play, thread.board, node.name, visit, None, "edge" if extra.get("left") else "enter")
-    names = {**play.names(thread.board), "visit": visit}
+    names = play.seen(thread.board, {"visit": visit})
     return Templates(f"nodes.{play.qualified(node.name)}", names, rng)
 
 
 def _enter(live: Live, play: Play, thread: Thread, node: Node) -> bool:
     board = thread.board
     number = board.visits[node.name] + 1
-    if node.name in play.info.single and number <= node.max_visits:
+    how = play.straight.get(node.name)
+    if (how is not None or node.name in play.info.single) and number <= node.max_visits:
         board.visits = {**board.visits, node.name: number}
+        if how is not None and not (play.records and node.name in play.info.recorded):
+            visit_straight(live, play, board, node, number, how)
+            _leave(live, play, thread, node.arrows, node, number)
+            return True
         thread.visit = visit = Visit(node, number, False, [Item(None, board)])
         return _run_visit(live, play, thread, visit)
     templates = _templates(live, play, thread, node, number)
@@ -154,7 +159,8 @@ def _write(
     node, board = visit.node, item.board
     if (not writes and not sets) or (item.value is None and not item.ok):
         return
-    names = {**play.names(board, full=True), **item.locals, "visit": visit.number, "result": item.value}
+    own = {**item.locals, "visit": visit.number, "result": item.value}
+    names = play.seen(board, own, full=True)
     rng = live.rng(play, board, node.name, visit.number, item, "write")
     templates = Templates(f"nodes.{play.qualified(node.name)}", names, rng)
     for raw, what in ((writes, "write"), (sets, "set")):
@@ -246,7 +252,7 @@ def _run_branches(live: Live, play: Play, thread: Thread, branches: list[Thread]
         taken = [branch for branch in branches if any(branch is one for one in first)]
     dropped = [branch for branch in branches if not any(branch is one for one in taken)]
     for turn in (turn for branch in dropped for turn in branch.board.made):
-        live.turns[turn] = replace(live.turns[turn], outcome="cancelled")
+        live.turns[turn] = changed(live.turns[turn], outcome="cancelled")
     boards = [branch.board for branch in taken], [branch.board for branch in dropped]
     thread.board.join(boards[0], play.info.fields, live.load, boards[1])
     if not enough:
