@@ -69,7 +69,7 @@ class BareModel:
         """Cosine and signed sine (N, queries + H, D); the scores' scale is in the queries' part."""
         weight = self.embed.weight
         if len(self._angles) <= longest or self._angles.dtype != weight.dtype:
-            size = max(256, 2 * longest)
+            size = 256 * (1 + 2 * longest // 256)
             place = torch.arange(size, device=weight.device)[None]
             cos, sin = self.rotary(weight[:1], place)
             sin = torch.cat((-sin[..., : self.size // 2], sin[..., self.size // 2 :]), -1)

@@ -18,13 +18,14 @@ from masflow.errors import RunError
 from masflow.models import saving
 from masflow.models.adapters import StackedAdapters
 from masflow.models.backbone import Backbone
+from masflow.models.bare import BareSpeaker
 from masflow.models.bases import load_base
 from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row
 from masflow.models.policies import Policies
 from masflow.models.publishing import Payload, Probe
 from masflow.models.ranks import Ranks, free_address
-from masflow.models.speaking import ModuleSpeaker
+from masflow.models.speaking import ModuleSpeaker, Speaker
 from masflow.models.tokens import ChatTokens
 from masflow.models.trainer import Trainer, TrainItem
 from masflow.models.transformers_engine import TransformersEngine, not_finite
@@ -83,11 +84,15 @@ class Worker:
             max_batch_tokens=spec.max_batch_tokens,
             switch=self.policies.version_of if together else self.policies.switch,
             adapter_of=self.policies.adapter_of if together else None,
-            speaker=lambda: ModuleSpeaker(self.backbone, stacked),
+            speaker=lambda: self._make_speaker(stacked, spec.decoder),
             refresh=stacked.refresh if stacked is not None else None,
             continued=self._continued,
             prefix_cache_bytes=spec.prefix_cache_bytes,
         )
+
+    def _make_speaker(self, stacked: StackedAdapters | None, decoder: str) -> Speaker:
+        bare = BareSpeaker.of(self.backbone, stacked) if decoder == "auto" else None
+        return bare or ModuleSpeaker(self.backbone, stacked)
 
     def ready(self) -> None:
         """Answers once the model is loaded."""
