@@ -5,8 +5,8 @@ Shapes: B rows, T tokens, L tokens in the cache, D hidden, V vocabulary. Knows n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from masflow.errors import RunError
+from masflow.models.tree_attention import used_by
+from masflow.models.tree_blocks import Block, blocks_of
 
 __all__ = ["Backbone"]
 
@@ -41,6 +43,9 @@ class Backbone:
         self._check_masks()
         self.bare: Any = None
         """What `BareSpeaker` knows of this model."""
+        self.window = _window(model.config)
+        """Tokens that a layer looks at, itself included; None: all. A mask of ours knows no window."""
+        self.takes_blocks = self._takes_blocks()
 
     @property
     def _takes_bool(self) -> bool:
@@ -65,6 +70,7 @@ class Backbone:
         mask: Tensor | None = None,
         positions_BT: Tensor | None = None,
         cache: Any = None,
+        blocks: Sequence[Block] | None = None,
     ) -> Tensor:
         """Hidden states after the last layer and its norm.
 
@@ -73,6 +79,7 @@ class Backbone:
             mask: None (causal), or (B, 1, T, L) bool, True where a query may look.
             positions_BT: (B, T) int64; None counts from 0.
             cache: a Hugging Face cache, which grows by T; None keeps nothing.
+            blocks: instead of a mask, of a model that takes them; B = 1.
         Returns:
             (B, T, D); (B, T, V) logits for the rare model whose head can't be told apart.
         """
@@ -83,7 +90,10 @@ class Backbone:
             arguments["position_ids"] = positions_BT
         if cache is not None:
             arguments[self._cache_name] = cache
-        with self._recomputing(cache is None):
+        if blocks is not None:  # a mask of four dimensions keeps transformers from making one of its own
+            arguments |= {"tree_blocks": blocks, "attention_mask": self._additive_zero(ids_BT)}
+        in_blocks = used_by(self.model) if blocks is not None else nullcontext()
+        with self._recomputing(cache is None), in_blocks:
             if not self._is_split:
                 return self.model(**arguments).logits
             return self.model.base_model(**arguments).last_hidden_state
@@ -131,6 +141,29 @@ class Backbone:
         if gap > (1e-3 if alone.dtype in (torch.float32, torch.float64) else 0.1):
             raise RunError(f"models of type '{name}' ignore attention masks or positions", fix)
 
+    def _additive_zero(self, ids_BT: Tensor) -> Tensor:
+        return torch.zeros((1, 1, 1, 1), dtype=self.model.dtype, device=ids_BT.device)
+
+    def _takes_blocks(self) -> bool:
+        """Whether trees may be given in blocks: told by trying a prompt of two tokens with two replies.
+        Where layers are computed twice, transformers forgets whose attention function was asked for."""
+        exact = self.model.dtype in (torch.float32, torch.float64)
+        is_plain = self.model.config._attn_implementation == "sdpa" and not self._recomputed
+        if self.device.type != "cpu" or not exact or not is_plain:
+            return False
+        parents = (-1, 0, 1, 2, 1, 4)
+        ids_16 = torch.arange(6, device=self.device)[None] % self.vocab_size
+        positions_16 = torch.tensor([[0, 1, 2, 3, 2, 3]])
+        mask = torch.ones(6, 6, dtype=torch.bool).tril()
+        mask[4:, 2:4] = False
+        with torch.no_grad():
+            wanted = self.hidden(ids_16, mask[None, None], positions_16)
+            try:
+                found = self.hidden(ids_16, None, positions_16, blocks=blocks_of(parents))
+            except (TypeError, ValueError, RuntimeError):
+                return False
+        return bool(torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max())))
+
     def _head_agrees(self) -> bool:
         """Whether head(base(x)) is what the whole model computes; told by trying it on three tokens."""
         if self.head is None or self.model.base_model is self.model:
@@ -154,6 +187,17 @@ def _recomputing_layers(model: Any) -> list[nn.Module]:
     enable({"use_reentrant": False})
     model.disable_input_require_grads()  # what the reentrant way needs
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def _window(config: Any) -> int | None:
+    """How far the narrowest layer looks back."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and not any("sliding" in kind or "chunked" in kind for kind in kinds):
+        return None
+    local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
+    told = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    told += [config.window_size] if local else []
+    return min((int(size) for size in told if size), default=None)
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -199,16 +199,18 @@ def _is_there(file: Path, name: str, listed: tuple[str, ...] | None) -> bool:
 
 def _load_optimizer(path: Path, learner: Learner) -> None:
     states: dict[str, dict[str, Any]] = torch.load(path, weights_only=True)
-    learner.optimizer = torch.optim.AdamW(list(learner.parameters.values()), lr=0.0)
+    learner.optimizer = optimizer = learner.fresh_optimizer()
     for name, state in states.items():
         parameter = learner.parameters[name]
-        learner.optimizer.state[parameter] = {k: _state_like(parameter, k, v) for k, v in state.items()}
+        optimizer.state[parameter] = {k: _state_like(parameter, k, v) for k, v in state.items()}
 
 
 def _state_like(parameter: Tensor, key: str, value: Any) -> Any:
     """An optimizer's state where its parameter is; only the count of steps is the same on every process."""
-    if not isinstance(value, Tensor) or key == "step":
+    if not isinstance(value, Tensor):
         return value
+    if key == "step":
+        return value.to(parameter.device)
     return spread_like(parameter, value.to(parameter.device))
 
 

@@ -53,9 +53,9 @@ class Scorer(nn.Module):
         Returns:
             (B, T) log-probs, (B, T) entropies, (B, T) bool: which places are reply tokens; 0 elsewhere.
         """
-        hidden = self.backbone.hidden(
-            batch.ids_ST, batch.mask, batch.positions_ST if batch.mask is not None else None
-        )
+        is_plain = batch.mask is None and batch.blocks is None
+        positions_ST = None if is_plain else batch.positions_ST
+        hidden = self.backbone.hidden(batch.ids_ST, batch.mask, positions_ST, blocks=batch.blocks)
         hidden_UD = hidden.flatten(0, 1)[batch.source_U]
         logprobs_N, entropy_U = token_scores(self.backbone, hidden_UD, batch, entropy, self.max_logits)
         shape = (len(batch.rows), int(batch.lengths_B.max()))

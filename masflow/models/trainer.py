@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -78,11 +78,15 @@ class Learner:
     def ready(self, spec: Optimizer, rate: float) -> torch.optim.AdamW:
         """The optimizer with this step's settings; its states go on."""
         if self.optimizer is None:
-            self.optimizer = torch.optim.AdamW(list(self.parameters.values()), lr=rate)
+            self.optimizer = self.fresh_optimizer()
         self.optimizer.param_groups[0].update(
             lr=rate, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
         )
         return self.optimizer
+
+    def fresh_optimizer(self) -> torch.optim.AdamW:
+        """One without moments; its rate is set by `ready`."""
+        return torch.optim.AdamW(list(self.parameters.values()), lr=0.0, fused=True)
 
     def forget_gradients(self) -> None:
         for parameter in self.parameters.values():
@@ -173,7 +177,9 @@ class Trainer:
             RunError: the ranks' models differ, or one of them is gone.
         """
         self.backbone, self.dump_dir = backbone, dump_dir
-        self.budget = budget or budget_of(backbone.model.config)
+        budget = budget or budget_of(backbone.model.config)
+        width = budget.width or int(backbone.model.config.hidden_size)
+        self.budget = replace(budget, width=width if backbone.takes_blocks else 0)
         self.scorer = Scorer(backbone, self.budget.logits)
         self.ranks: Together = ranks or Alone()
         if ranks is not None:
@@ -182,8 +188,23 @@ class Trainer:
     # -- scoring ----------------------------------------------------------------------------------
 
     def pack(self, rows: Sequence[Row], temperatures: Sequence[float]) -> list[MicroBatch]:
-        vocab_size, device = self.backbone.vocab_size, self.backbone.device
-        return pack(rows, temperatures, vocab_size=vocab_size, budget=self.budget, device=device)
+        """Micro-batches of the rows. Those that reach beyond a layer's window are taken one by one, without a
+        mask of ours, so that the model applies its own."""
+        window = self.backbone.window or math.inf
+        plain = replace(self.budget, width=0, shares=False)
+        far = [i for i, row in enumerate(rows) if row.num_tokens - 1 > window]
+        near = [i for i, row in enumerate(rows) if row.num_tokens - 1 <= window]
+        batches: list[MicroBatch] = []
+        for numbers, part in ((near, self.budget), (far, plain)):
+            found = pack(
+                [rows[i] for i in numbers],
+                [temperatures[i] for i in numbers],
+                vocab_size=self.backbone.vocab_size,
+                budget=part,
+                device=self.backbone.device,
+            )
+            batches += [replace(b, rows=tuple(numbers[k] for k in b.rows)) for b in found]
+        return batches
 
     def score(self, batch: MicroBatch, entropy: Literal["none", "measured", "trained"] = "none") -> Scores:
         """`Scorer.forward` of the weights that are on."""
