@@ -112,10 +112,11 @@ class BareSpeaker:
     def of(cls, backbone: Backbone, stacked: Stacked | None = None) -> BareSpeaker | None:
         """None for a model whose layers aren't known here, or where this isn't what its modules compute."""
         names = _adapters_of(backbone.model)
-        known = getattr(backbone, "bare", None)
-        if known is None or known[0] != names:
-            known = backbone.bare = (names, _proven(backbone, names))
-        return None if known[1] is None else cls(known[1], stacked)
+        # A sharding trainer makes another class of it, with weights of another kind.
+        kind = (type(backbone.model), type(next(backbone.model.parameters())), names)
+        if backbone.bare is None or backbone.bare[0] != kind:
+            backbone.bare = (kind, _proven(backbone, names))
+        return None if backbone.bare[1] is None else cls(backbone.bare[1], stacked)
 
     @property
     def num_rows(self) -> int:

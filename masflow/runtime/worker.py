@@ -112,6 +112,7 @@ class Worker:
         ranks = Ranks(part.rank, part.world, address, part.strategy, device=device, timeout_s=part.timeout_s)
         self.trainer = Trainer(self.backbone, self.trainer.dump_dir, ranks=ranks)
         self.policies.rebind(ranks.is_first)
+        self.engine.drop()
 
     # -- speaking ---------------------------------------------------------------------------------
 
