@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-ray test-slow test-vllm check format clean smollm2 nq-rag-data
+.PHONY: help train test test-ray test-slow test-vllm check format clean smollm2 nq-rag-data bench bench-peers
 
 help:
 	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-slow    run the tests that take minutes"
 	@echo "make test-vllm    make another environment, with vLLM for CPUs, and test the engine on it"
 	@echo "make nq-rag-data  make that example's training questions from MASFLOW_DATA"
+	@echo "make bench        measure speed against peers and the floor (BENCH=retrieval,short PAIRS=5)"
 	@echo "make check        format, lint and types"
 	@echo "make clean        remove the environment and caches (runs/ stays)"
 
@@ -55,6 +56,14 @@ test-slow: $(READY)
 test-vllm:
 	PYTHON=$(PYTHON) .ci/vllm
 
+# Pairs of runs on one CPU; the peers have an environment of their own, or PEERS_PYTHON names one.
+bench: $(READY) $(if $(PEERS_PYTHON),,bench-peers)
+	$(BIN)/python -m tests.bench.speed.pairs --pairs $(or $(PAIRS),5) --only '$(BENCH)' $(if $(AGAIN),--again)
+	$(BIN)/python -m tests.bench.speed.report
+
+bench-peers:
+	PYTHON=$(PYTHON) .ci/peers
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -65,5 +74,5 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-vllm .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-peers .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find masflow tests -name __pycache__ -type d -prune -exec rm -rf {} +
