@@ -16,6 +16,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.environment import Template
 
 from masflow.compiler.analysis import references
+from masflow.compiler.direct import Getter, direct
 from masflow.compiler.filters import MAX_TEXT, TemplateProblem, bounded, is_null, plain
 from masflow.compiler.findings import Reference
 from masflow.compiler.templates import (
@@ -165,7 +166,10 @@ def _path(text: str) -> Evaluator | None:
         return None
 
     def look_up(names: Names, rng: random.Random | None) -> Any:
-        found = names.get(first)
+        try:
+            found = names[first]
+        except KeyError:
+            return None
         for name in rest:
             if isinstance(found, dict) and name in found:
                 found = found[name]
@@ -194,6 +198,22 @@ def as_condition(tree: nodes.Expr) -> nodes.Expr:
 
 
 def _evaluator(tree: nodes.Expr) -> Evaluator:
+    get = direct(tree)
+    return _by_jinja(tree) if get is None else _directly(get)
+
+
+def _directly(get: Getter) -> Evaluator:
+    def run(names: Names, rng: random.Random | None) -> Any:
+        try:
+            found = get(names)
+            return found if found is None or type(found) is bool else plain(found)
+        except _ERRORS as error:
+            raise TemplateProblem(_said(error)) from None
+
+    return run
+
+
+def _by_jinja(tree: nodes.Expr) -> Evaluator:
     root = _compile(lambda: compiled_expression(deepcopy(tree))).root_render_func
 
     def run(names: Names, rng: random.Random | None) -> Any:

@@ -177,14 +177,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 return join_text(as_list(args[0]), owner)
         return super().call(context, obj, *args, **kwargs)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context | None, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
             _check_product(left, right)
         elif operator == "**":
             _check_power(left, right)
         elif operator == "%" and isinstance(left, str):
             return safe_format(left, right)
-        return bounded(super().call_binop(context, operator, left, right))
+        return bounded(self.binop_table[operator](left, right))
 
     def template(self, tree: nodes.Template) -> Template:
         return self.from_string(_count_loops(tree))

@@ -46,7 +46,7 @@ class Clock(NamedTuple):
 def meet(fork: Clock, taken: Sequence[Clock], dropped: Sequence[Clock] = ()) -> Clock:
     """The place after a join. A branch without turns adds nothing unless no branch has any."""
     last = [turn for clock in taken if clock.last != fork.last for turn in clock.last]
-    hidden = [turn for clock in taken for turn in clock.hidden]
+    hidden = [turn for clock in (taken or (fork,)) for turn in clock.hidden]
     hidden += [turn for clock in dropped if clock.last != fork.last for turn in (*clock.last, *clock.hidden)]
     clocks = (fork, *taken)
     latest = max(clock.superstep for clock in clocks)
@@ -125,9 +125,8 @@ class Board:
         ir = fields[write.field]
         old = self.state.get(write.field)
         new = merged(ir, old, write.value, load) if write.merges else write.value
-        problem = mismatch(new, ir.type, f"state.{ir.name}")
-        if problem:
-            raise EpisodeError("tool_error", problem)
+        if mismatch(new, ir.type):
+            raise EpisodeError("tool_error", mismatch(new, ir.type, f"state.{ir.name}") or "")
         self.state = {**self.state, write.field: new}
         self.writes = (*self.writes, write)
 

@@ -64,7 +64,9 @@ def _others(before: Any, index: int) -> list[Any]:
 def _key(templates: Templates, expression: str | None, own: dict[str, Any], index: int) -> int | str:
     if expression is None:
         return index
-    names = Names.over(templates.names, own)
+    names = templates.names
+    if isinstance(names, Names):
+        names = Names({**names, **own}, names.board, names.others)
     key = Templates(templates.where, names, templates.rng).evaluate("key", expression)
     if isinstance(key, bool) or not isinstance(key, (int, str)):
         raise EpisodeError("tool_error", f"{templates.where}.key: expected text or a number, got {key!r}")

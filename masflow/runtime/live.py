@@ -158,29 +158,38 @@ class Thread:
     stop: Stop | None = None
 
 
-class Names(dict[str, Any]):
-    """What templates see at one place: what is in it, else a node's value, else a field of the task; so that
-    making one costs nothing a node."""
+_OF_BOARD = {
+    "nodes": "values",
+    "state": "state",
+    "visits": "visits",
+    "history": "history",
+    "ok": "ok",
+    "raw": "raw",
+}
+"""Names that every template sees → the board's fields."""
 
-    __slots__ = ("others", "values_")
-    values_: Mapping[str, Any]
-    others: Mapping[str, Any]
+
+class Names(dict[str, Any]):
+    """What templates see at one place, while they are there: its own names, else what the board holds, a
+    node's value, a field of the task; so that making one costs nothing a node."""
+
+    __slots__ = ("board", "others")
+
+    def __init__(self, own: Mapping[str, Any], board: Board, others: Mapping[str, Any]):
+        super().__init__(own)
+        self.board, self.others = board, others
 
     def __missing__(self, key: str) -> Any:
-        return self.values_[key] if key in self.values_ else self.others[key]
+        board, field_ = self.board, _OF_BOARD.get(key)
+        if field_ is not None:
+            return getattr(board, field_)
+        return board.values[key] if key in board.values else self.others[key]
 
     def get(self, key: str, default: Any = None) -> Any:
         try:
             return self[key]
         except KeyError:
             return default
-
-    @classmethod
-    def over(cls, names: Mapping[str, Any], own: Mapping[str, Any]) -> Names:
-        """Some names, and over them the place's own."""
-        found = cls(own)
-        found.values_, found.others = {}, names
-        return found
 
 
 @dataclass
@@ -221,32 +230,13 @@ class Play:
 
     def seen(self, board: Board, own: Mapping[str, Any], *, full: bool = False) -> Names:
         """As `names`, with some of the place's own, for templates that look up what they need."""
-        names = Names(
-            {
-                "nodes": board.values,
-                "state": board.state,
-                "visits": board.visits,
-                "history": board.history,
-                "ok": board.ok,
-                "raw": board.raw,
-                **own,
-            }
-        )
-        names.values_, names.others = board.values, self.static if full else self.visible
-        return names
+        return Names(own, board, self.static if full else self.visible)
 
     def names(self, board: Board, *, full: bool = False) -> dict[str, Any]:
         """What templates see; hidden task fields only when `full` (tools, calls, rewards)."""
-        return {
-            **(self.static if full else self.visible),
-            **board.values,
-            "nodes": board.values,
-            "state": board.state,
-            "visits": board.visits,
-            "history": board.history,
-            "ok": board.ok,
-            "raw": board.raw,
-        }
+        others = self.static if full else self.visible
+        reserved = {name: getattr(board, of) for name, of in _OF_BOARD.items()}
+        return {**others, **board.values, **reserved}
 
 
 @dataclass(frozen=True)

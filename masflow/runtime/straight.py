@@ -14,7 +14,7 @@ from masflow.compiler.graph import Node
 from masflow.errors import EpisodeError
 from masflow.runtime.board import Board, Write
 from masflow.runtime.effects import run_call
-from masflow.runtime.live import GraphInfo, Live, Play
+from masflow.runtime.live import GraphInfo, Live, Names, Play
 from masflow.trace import Step
 
 
@@ -52,30 +52,31 @@ def _of(node: Node) -> Straight:
 def visit_straight(live: Live, play: Play, board: Board, node: Node, number: int, how: Straight) -> None:
     """One visit, its number counted already. Raises EpisodeError: what ends the thread."""
     value, name = None, node.name
+    names = play.seen(board, {"visit": number}, full=True)
     if how.call is not None:
         try:
-            value = _called(live, play, board, node, number, how, how.call)
+            value = _called(live, play, board, node, number, how, names)
         except EpisodeError:
             board.record(name, None, False, None)
             raise
     board.record(name, value, True, None)
     if not how.writes:
         return
-    names = play.seen(board, {"visit": number, "result": value}, full=True)
+    names["result"] = value
     for field, what, merges, evaluate in how.writes:
         try:
             new = evaluate(names, None)
         except TemplateProblem as problem:
             raise EpisodeError("tool_error", f"nodes.{play.qualified(name)}.{what}: {problem}") from None
         board.write(Write(field, merges, new), play.info.fields, live.load)
-        names["state"] = board.state
 
 
-def _called(live: Live, play: Play, board: Board, node: Node, number: int, how: Straight, ref: str) -> Any:
-    names = play.seen(board, {"visit": number}, full=True)
+def _called(
+    live: Live, play: Play, board: Board, node: Node, number: int, how: Straight, names: Names
+) -> Any:
     try:
         args = {name: evaluate(names, None) for name, evaluate in how.args}
     except TemplateProblem as problem:
         raise EpisodeError("tool_error", f"nodes.{play.qualified(node.name)}.args: {problem}") from None
     path = (*play.prefix, Step(play.call, node.name, number))
-    return run_call(live, play, board, path, ref, args)
+    return run_call(live, play, board, path, str(how.call), args)

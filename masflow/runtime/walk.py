@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from masflow.compiler.expressions import TemplateProblem, condition
 from masflow.compiler.graph import END, START, Arrow, Node
 from masflow.errors import EpisodeError
 from masflow.runtime.board import Write
@@ -216,7 +217,8 @@ def _leave(
 def _choose(
     live: Live, play: Play, thread: Thread, arrows: tuple[Arrow, ...], node: Node | None, visit: int
 ) -> Arrow:
-    node = node or Node(START, "set")
+    if node is None or (node.switch is None and node.name not in play.info.chance):
+        return _first(play, thread, arrows, node.name if node else START, visit)
     templates = _templates(live, play, thread, node, visit, left=True)
     if node.switch is not None:
         word = templates.evaluate("switch", node.switch)
@@ -228,6 +230,19 @@ def _choose(
         if arrow.when is None or templates.condition("when", arrow.when):
             return arrow
     raise EpisodeError("malformed", f"no edge out of {play.qualified(node.name)} holds")
+
+
+def _first(play: Play, thread: Thread, arrows: tuple[Arrow, ...], name: str, visit: int) -> Arrow:
+    """The first arrow whose condition holds, where chance plays no part."""
+    names = play.seen(thread.board, {"visit": visit})
+    for arrow in arrows:
+        try:
+            if arrow.when is None or condition(arrow.when, names):
+                return arrow
+        except TemplateProblem as problem:
+            message = f"nodes.{play.qualified(name)}.when: {problem}"
+            raise EpisodeError("tool_error", message) from None
+    raise EpisodeError("malformed", f"no edge out of {play.qualified(name)} holds")
 
 
 def _word(value: Any) -> str:
