@@ -161,6 +161,36 @@ def step(learners: list[Learner], work: Workload, prompt_UT: Tensor, ends: tuple
         update(voice.learner, voice.rows(), work.group, way)
 
 
+def node_step(learner: Learner, work: Workload, ids_UT: Tensor) -> None:
+    """Actions at every node of every task, trained, and the suffix turns behind them, not trained.
+
+    At node t a task has one context with G actions, and t (G - 1) suffix turns behind earlier actions, each
+    with a prompt of its own, all in one batch.
+    """
+    spoken = []
+    others = (work.group - 1) if work.credit == "rollout" else 0
+    with torch.no_grad():
+        for node in range(work.nodes):
+            prompt_UT = shuffled(ids_UT, work.tasks * (1 + node * others))
+            copies_U = torch.tensor([work.group] * work.tasks + [1] * (work.tasks * node * others))
+            cache = DynamicCache(config=learner.model.config)
+            logits_BV = learner.fed(prompt_UT, cache).repeat_interleave(copies_U, 0)
+            cache.batch_select_indices(torch.arange(len(copies_U)).repeat_interleave(copies_U))
+            reply_BT, old_BT = learner.reply(logits_BV, cache, work.reply_tokens)
+            actions = work.tasks * work.group
+            all_T = torch.ones(work.reply_tokens, dtype=torch.bool)
+            spoken.append(Rows(prompt_UT[: work.tasks], reply_BT[:actions], all_T, old_BT[:actions]))
+    prompts, tails, olds = zip(*((r.prompt_UT, r.tail_BT, r.old_BR) for r in spoken), strict=True)
+    rows = Rows(torch.cat(prompts), torch.cat(tails), spoken[0].spoken_T, torch.cat(olds))
+    update(learner, rows, work.group, "cache")
+
+
+def shuffled(ids_UT: Tensor, count: int) -> Tensor:
+    """So many prompts of the same length and different content."""
+    place = torch.randint(ids_UT.shape[0], (count, ids_UT.shape[1]))
+    return ids_UT.gather(0, place)
+
+
 def framed(said_BT: Tensor, ends: tuple[int, int]) -> Tensor:
     """A message as it stands in a conversation: behind the end of the own reply, before a line break."""
     end_B1, line_B1 = (torch.full((said_BT.shape[0], 1), token) for token in ends)
@@ -181,7 +211,8 @@ def main() -> None:
     ends = tokenizer.eos_token_id, int(ids[0, -1])
     meter.loaded()
     for number in range(work.steps + 1):
-        step(learners, work, ids[number * work.tasks : (number + 1) * work.tasks], ends, way)
+        here = ids[number * work.tasks : (number + 1) * work.tasks]
+        node_step(learners[0], work, here) if work.credit else step(learners, work, here, ends, way)
         meter.step()
     meter.tell(way=way)
 

@@ -45,8 +45,32 @@ rewards:
   - {{name: liked, use: "rewards.py:liked", level: turn, otherwise: 0,
      args: {{said: "{{{{ result.text }}}}"}}}}
 """
+NODEWISE = """
+name: nodewise
+task: {{text: str}}
+roles:
+  a: {{prompt: "{{{{ text }}}}", reply: {{max_tokens: {reply}}}}}
+nodes:
+{nodes}
+edges: [start -> {chain} -> end]
+output: {{said: "{{{{ n{last}.text }}}}"}}
+rewards:
+  - {{name: liked, use: "rewards.py:liked", level: turn, otherwise: 0,
+     args: {{said: "{{{{ result.text }}}}"}}}}
+"""
 REWARDS = """
-from tests.bench.speed.workloads import reward
+from pathlib import Path
+
+from tests.bench.speed.workloads import known_words, reward
+
+BASE, EVIDENCE = {base!r}, {evidence}
+KNOWN = known_words(Path(BASE))
+
+
+def found(said: str) -> str:
+    \"\"\"Evidence that hangs on what was said: so many words that the prompt has its length.\"\"\"
+    start = sum(map(ord, said))
+    return " ".join(KNOWN[(start + 7 * i) % len(KNOWN)] for i in range(EVIDENCE))
 
 
 def liked(said: str) -> float:
@@ -56,25 +80,47 @@ EXPERIMENT = """
 workflow: workflow.yaml
 mapping: {{models: {{own: {{roles: rest, per: role}}}}}}
 runtime: {{backend: local, deterministic: {deterministic}, threads: 1}}
+{passes}
 base: {base}
 data: {{train: tasks.jsonl}}
-algorithm: {{use: grpo, samples: {group}}}
+algorithm: {{use: grpo{samples}}}
 train: {{steps: {steps}, tasks_per_step: {tasks}, shuffle: false, seed: 0, optimizer: {{lr: {lr}}}}}
 """
 
 
+PASSES = "passes: [{{node_sampling: {{samples: {work.group}, credit: {work.credit}}}}}]"
+
+
+def workflow_of(work: Workload) -> str:
+    if work.nodes == 1:
+        return (TALK if work.turns > 1 else ONE).format(reply=work.reply_tokens, turns=work.turns)
+    nodes, order = [], []
+    for i in range(work.nodes):
+        said = f"n{i - 1}.text"
+        if i:
+            nodes.append(f'  find{i}: {{call: "rewards.py:found", args: {{said: "{{{{ {said} }}}}"}}}}')
+            order.append(f"find{i}")
+        prompt = f', prompt: "{{{{ find{i} }}}} {{{{ {said} }}}}"' if i else ""
+        nodes.append(f"  n{i}: {{role: a{prompt}}}")
+        order.append(f"n{i}")
+    return NODEWISE.format(
+        reply=work.reply_tokens, nodes="\n".join(nodes), chain=" -> ".join(order), last=work.nodes - 1
+    )
+
+
 def write(work: Workload, base: Path, place: Path) -> Path:
     """The experiment's files in `place`; gives the experiment's."""
-    workflow = TALK if work.turns > 1 else ONE
-    (place / "workflow.yaml").write_text(workflow.format(reply=work.reply_tokens, turns=work.turns))
-    (place / "rewards.py").write_text(REWARDS)
+    (place / "workflow.yaml").write_text(workflow_of(work))
+    evidence = work.prompt_tokens - 2 - work.reply_tokens
+    (place / "rewards.py").write_text(REWARDS.format(base=str(base.resolve()), evidence=evidence))
     rows = prompts(work, base, work.tasks * (work.steps + 1))
     (place / "tasks.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
     file = place / "experiment.yaml"
     file.write_text(
         EXPERIMENT.format(
             base=base.resolve(),
-            group=work.group,
+            samples="" if work.credit else f", samples: {work.group}",
+            passes=PASSES.format(work=work) if work.credit else "",
             steps=work.steps + 1,
             tasks=work.tasks,
             lr=LR,
@@ -122,11 +168,19 @@ def norms(record: dict[str, Any]) -> float:
 
 def check(work: Workload, records: list[dict[str, Any]]) -> None:
     """The work was done: all replies have their length, all policies learnt in every step."""
-    talk = work.turns * (work.prompt_tokens + work.reply_tokens)
-    talk += (2 * work.reply_tokens + 2) * work.turns * (work.turns - 1) // 2
     for record in records:
-        assert record["tokens"] == work.episodes * work.roles * talk, (record["tokens"], work)
+        assert record["tokens"] == tokens_of(work), (record["tokens"], tokens_of(work), record)
         assert len(record["policies"]) == work.roles and norms(record) > 0, record["policies"]
+
+
+def tokens_of(work: Workload) -> int:
+    """Prompt and reply tokens of all turns of a step."""
+    one, nodes = work.prompt_tokens + work.reply_tokens, work.nodes
+    if work.credit:
+        suffixes = (work.group - 1) * nodes * (nodes - 1) // 2 if work.credit == "rollout" else 0
+        return work.tasks * (work.group * nodes + suffixes) * one
+    grown = (2 * work.reply_tokens + 2) * work.turns * (work.turns - 1) // 2
+    return work.episodes * work.roles * (work.turns * nodes * one + grown)
 
 
 if __name__ == "__main__":

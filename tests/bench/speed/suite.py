@@ -11,6 +11,8 @@ SHORT = Workload("short", "1M", prompt_tokens=32, tasks=8, steps=6)
 TALK = Workload("conversation", "1M", prompt_tokens=64, tasks=21, group=4, roles=2, turns=4, steps=1)
 PAIR = Workload("two_roles", "1M", prompt_tokens=64, tasks=1, group=8, roles=2, steps=12)
 FLOOR = 1 / 1.5
+NODES = Workload("nodewise", "1M", prompt_tokens=512, group=5, nodes=6, tasks=4, steps=1, credit="local")
+ROLLOUT = replace(NODES, name="nodewise_rollout", credit="rollout")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,17 @@ DETERMINISTIC = Comparison(
 )
 
 
+LOCAL = Comparison(
+    "nodewise_local-1M-trajectories",
+    (
+        Side("masflow, local", "side_masflow", (NODES.text(),)),
+        Side("masflow, trajectories", "side_masflow", (replace(NODES, credit="").text(),)),
+    ),
+    "1M",
+    bar=2.0,
+)
+
+
 def player(shape: str, ours: str, theirs: str, bar: float | None) -> Comparison:
     sides = (
         Side(f"masflow {ours}", "side_player", (shape, ours)),
@@ -95,6 +108,9 @@ COMPARISONS: tuple[Comparison, ...] = (
     trained(TALK, "comlrl", 5.0),
     trained(TALK, "floor", FLOOR),
     trained(PAIR, "comlrl", None),
+    LOCAL,
+    trained(NODES, "floor", FLOOR),
+    trained(ROLLOUT, "floor", 1 / 1.3),
     player("chain", "untraced", "untraced", 10.0),
     player("loop", "untraced", "untraced", 10.0),
     player("chain", "traced", "traced", 5.0),
@@ -116,6 +132,12 @@ COMPARISONS: tuple[Comparison, ...] = (
         unit="replies",
     ),
     DETERMINISTIC,
+    replace(
+        micro("head-150k", "side_head", ("fused", "plain"), ("fused", "plain")),
+        bar=1 / 1.15,
+        memory=0.25,
+        unit="tokens",
+    ),
     *(trained(sized(RETRIEVAL, model), "trl", None) for model in ("v49k", "v150k", "SmolLM2-135M")),
     *(trained(sized(RETRIEVAL, model), "floor", None) for model in ("v49k", "v150k", "SmolLM2-135M")),
 )

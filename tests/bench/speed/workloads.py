@@ -35,11 +35,12 @@ class Workload:
     """Each a model of its own."""
     turns: int = 1
     """Of each role in one episode; the prompt grows by the reply and the other's message."""
+    nodes: int = 1
+    """One role after another, each with a prompt of this length that hangs on the reply before it."""
+    credit: str = ""
+    """With nodes: how actions drawn at nodes are credited; empty: whole trajectories are drawn."""
     steps: int = 3
     """Measured, after one that warms up."""
-    peer_tasks: int | None = None
-    """Where the peer draws a whole tree from a prompt: its number of prompts a step."""
-    peer_group: int | None = None
 
     @property
     def episodes(self) -> int:
@@ -48,7 +49,7 @@ class Workload:
     @property
     def samples(self) -> int:
         """Replies drawn and trained in one step."""
-        return self.episodes * self.roles * self.turns
+        return self.episodes * self.roles * self.turns * self.nodes
 
     @classmethod
     def read(cls, text: str) -> Workload:
