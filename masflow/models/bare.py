@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from masflow.models.backbone import Backbone
 from masflow.models.bare_arena import Block, split_blocks
-from masflow.models.bare_weights import Layer, Unknown, Voices, layer_of
+from masflow.models.bare_weights import Joint, Layer, Norm, Unknown, Voices, layer_of
 from masflow.models.speaking import Opening, Prefix, Stacked
 
 __all__ = ["BareModel", "BareSpeaker"]
@@ -23,6 +23,10 @@ __all__ = ["BareModel", "BareSpeaker"]
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles don't depend on how long a row is."""
+MAX_COPIES = 2**29
+"""Bytes of weights that are copied for steps."""
+FEW = 4
+"""Steps that are over before a copy would have paid."""
 MAX_TOKENS = 2048
 """Prompt tokens that go through a layer together."""
 
@@ -36,20 +40,20 @@ class BareModel:
             Unknown: a family, a layer or rotary positions that aren't known here.
         """
         model = backbone.model
-        if type(model).__name__ not in FAMILIES:
+        if type(model).__name__ not in FAMILIES or not backbone.is_split:
             raise Unknown(type(model).__name__)
         base, config = model.base_model, model.config
-        if not backbone.is_split:
-            raise Unknown("a head that can't be told apart")
         if base.rotary_emb.rope_type not in STATIC_ROPES or type(base.embed_tokens) is not nn.Embedding:
             raise Unknown("rotary positions or embeddings")
-        self.backbone, self.names = backbone, tuple(names)
-        self.embed, self.norm, self.rotary = base.embed_tokens, base.norm, base.rotary_emb
+        self.backbone = backbone
+        self.embed, self.rotary = base.embed_tokens, base.rotary_emb
         self.layers: list[Layer] = [layer_of(layer, names) for layer in base.layers]
+        self.norm, self.head = Norm(base.norm), Joint(backbone.head, names=names)
+        self.joints = [joint for layer in self.layers for joint in layer.joints] + [self.head]
         attention = base.layers[0].self_attn
         self.size, self.heads = int(attention.head_dim), int(config.num_key_value_heads)
-        self.queries = int(config.num_attention_heads)
-        self.scaling = float(attention.scaling)
+        self.queries, self.scaling = int(config.num_attention_heads), float(attention.scaling)
+        self.has_copies = False
         self._angles = torch.empty(0)
 
     @property
@@ -57,13 +61,20 @@ class BareModel:
         """(H, D), for sizes, dtype and device."""
         return self.embed.weight.new_empty(self.heads, self.size)
 
-    def look(self, refresh: bool) -> None:
-        """See to it that all weights are those that the parameters hold now."""
-        for layer in self.layers:
-            for joint in layer.joints:
-                if refresh:
-                    joint.refresh()
-                joint.look()
+    def forget(self) -> None:
+        """Let go of all copies of weights."""
+        self.has_copies = False
+        for joint in self.joints:
+            joint.forget()
+
+    def copy(self) -> None:
+        """Make the copies that steps of few rows are fast with, as many as may be; the head's last."""
+        self.has_copies = True
+        left = MAX_COPIES
+        for joint in self.joints:
+            left -= joint.num_bytes
+            if left >= 0:
+                joint.copy()
 
     def angles(self, position_N: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine (N, queries + H, D); the scores' scale is in the queries' part."""
@@ -76,24 +87,27 @@ class BareModel:
             self._angles = torch.stack((cos[0], sin[0]), 1)
             self._scale = weight.new_ones(1, self.queries + self.heads, 1)
             self._scale[:, : self.queries] = self.scaling
-        found = self._angles[position_N]
+        found = self._angles.index_select(0, position_N)
         return found[:, :1] * self._scale, found[:, 1:] * self._scale
 
-    def keys_of(self, layer: Layer, joint_NO: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """(N, queries + H, D) queries and keys with their positions in them; (N, H, D) values."""
-        parts = joint_NO.view(len(joint_NO), -1, self.size)
-        both, values = parts[:, : -self.heads], parts[:, -self.heads :]
-        if layer.q_norm is not None:
-            both = torch.cat(
-                (norm(layer.q_norm, both[:, : -self.heads]), norm(layer.k_norm, both[:, -self.heads :])), 1
-            )
-        cos, sin = angles if both.shape[1] == angles[0].shape[1] else (a[:, -self.heads :] for a in angles)
+    def heads_of(self, layer: Layer, x_ND: Tensor, angles: tuple[Tensor, Tensor], voices: Voices) -> Tensor:
+        """(N, queries + 2 H, D): scaled queries and keys with their positions in them, and values."""
+        heads = layer.qkv(layer.norm_in(x_ND), voices).view(len(x_ND), -1, self.size)
+        both = heads[:, : -self.heads]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            for part, norm in (
+                (both[:, : self.queries], layer.q_norm),
+                (both[:, self.queries :], layer.k_norm),
+            ):
+                part.copy_(norm(part))
         turned = both.roll(self.size // 2, -1)
-        return both.mul(cos).addcmul_(turned, sin), values
+        both.mul_(angles[0]).addcmul_(turned, angles[1])
+        return heads
 
-    def mlp(self, layer: Layer, x_ND: Tensor, voices: Voices) -> None:
-        """The feed-forward half, in place."""
-        both = layer.gate_up(norm(layer.norm_mlp, x_ND), voices)
+    def finish(self, layer: Layer, x_ND: Tensor, found: Tensor, voices: Voices) -> None:
+        """What follows on the attention, in place."""
+        layer.out.add_to(x_ND, found, voices)
+        both = layer.gate_up(layer.norm_mlp(x_ND), voices)
         half = both.shape[1] // 2
         layer.down.add_to(x_ND, layer.act(both[:, :half]).mul_(both[:, half:]), voices)
 
@@ -106,6 +120,8 @@ class BareSpeaker:
         self._model, self._stacked = model, stacked
         self._blocks: list[Block] = []
         self._names: list[str | None] = []
+        self._num_steps = 0
+        """Since there were no rows."""
         self._is_ready = False
 
     @classmethod
@@ -127,7 +143,9 @@ class BareSpeaker:
     def admit(self, openings: Sequence[Opening]) -> Tensor:
         """Prefill, every prompt once. (n, V) logits of the new rows' first tokens."""
         model = self._model
-        model.look(refresh=not self._names)
+        if not self._names:
+            model.forget()
+            self._num_steps = 0
         names = [self._name(o) for o in openings]
         first_rows = [self.num_rows]
         for opening in openings:
@@ -143,68 +161,72 @@ class BareSpeaker:
                     hidden.append(prefill(model, block, [some[g] for g in part], part.start, spoken))
                 self._blocks.append(block)
                 order += numbers
-            hidden_UD = norm(model.norm, hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+            hidden_UD = model.norm(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
         self._names += [name for o, name in zip(openings, names, strict=True) for _ in range(o.copies)]
         self._is_ready = False
-        with torch.no_grad():
-            logits_UV = model.backbone.logits(hidden_UD)
-            place = {u: i for i, u in enumerate(order)}
-            index = [place[u] for u, o in enumerate(openings) for _ in range(o.copies)]
-            is_same = index == list(range(len(logits_UV)))
-            return logits_UV if is_same else logits_UV[torch.tensor(index, device=logits_UV.device)]
+        place = {u: i for i, u in enumerate(order)}
+        index = [place[u] for u, o in enumerate(openings) for _ in range(o.copies)]
+        logits_UV = self._logits(hidden_UD, Voices([names[u] for u in order]))
+        is_same = index == list(range(len(logits_UV)))
+        return logits_UV if is_same else logits_UV[torch.tensor(index, device=logits_UV.device)]
 
     def _name(self, opening: Opening) -> str | None:
         return _active(self._model.backbone.model) if self._stacked is None else opening.adapter
+
+    @torch.no_grad()
+    def _logits(self, hidden_ND: Tensor, voices: Voices) -> Tensor:
+        """At least float32; an ordinary tensor, for whatever the sampler does with it."""
+        logits_NV = self._model.head(hidden_ND, voices)
+        return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
 
     # -- steps ------------------------------------------------------------------------------------
 
     def step(self, token_B: Tensor) -> Tensor:
         """One token a row through all layers; (B, V) logits of the next."""
         model = self._model
+        if self._num_steps == FEW and not model.has_copies:
+            with torch.no_grad():
+                model.copy()
+        self._num_steps += 1
         with torch.inference_mode():
             if not self._is_ready:
                 self._prepare(token_B.device)
+            for block in self._blocks:
+                block.step()
             x_BD = nn.functional.embedding(token_B, model.embed.weight)
             angles = model.angles(self._position_B, self._longest)
+            voices = self._voices
             for number, layer in enumerate(model.layers):
-                joint_BO = layer.qkv(norm(layer.norm_in, x_BD), self._voices)
-                layer.out.add_to(
-                    x_BD, self._attend(number, *model.keys_of(layer, joint_BO, angles)), self._voices
-                )
-                model.mlp(layer, x_BD, self._voices)
-            hidden_BD = norm(model.norm, x_BD)
+                heads_BHD = model.heads_of(layer, x_BD, angles, voices)
+                model.finish(layer, x_BD, self._attend(number, heads_BHD), voices)
+            hidden_BD = model.norm(x_BD)
             self._position_B.add_(1)
             self._longest += 1
-            for block in self._blocks:
-                block.num_own += 1
-        with torch.no_grad():
-            return model.backbone.logits(hidden_BD)
+        return self._logits(hidden_BD, voices)
 
     def _prepare(self, device: torch.device) -> None:
         """What stays the same from step to step while no row comes or goes."""
         position_of = {}
         for block in self._blocks:
-            block.begin(device)
+            block.begin(self.num_rows)
             position_of |= dict(zip(block.rows, block.positions, strict=True))
         self._longest = max(position_of.values())
         self._position_B = torch.tensor([position_of[row] for row in range(self.num_rows)], device=device)
         self._voices = Voices(self._names)
         self._is_ready = True
 
-    def _attend(self, layer: int, both: Tensor, values: Tensor) -> Tensor:
+    def _attend(self, layer: int, heads_BHD: Tensor) -> Tensor:
         """(B, queries · D) of all blocks, in the rows' order."""
-        for block in self._blocks:
-            block.make_room(layer)
         first = self._blocks[0]
-        if len(self._blocks) == 1 and first.is_dense:
-            return first.attend(layer, both, values)
-        out = both.new_empty(len(both), (both.shape[1] - values.shape[1]) * both.shape[2])
+        if first.is_whole:
+            return first.attend(layer, heads_BHD)
+        out = heads_BHD.new_empty(len(heads_BHD), self._model.queries * self._model.size)
         for block in self._blocks:
-            found = block.attend(layer, both, values)
+            found = block.attend(layer, heads_BHD)
             if block.is_dense:
                 out[block.span] = found
             else:
-                out.index_copy_(0, block.targets, found[block.places])
+                out.index_copy_(0, block.targets, found.index_select(0, block.places))
         return out
 
     def leave(self, rows: Sequence[int], keep: Sequence[bool]) -> list[Prefix | None]:
@@ -222,6 +244,8 @@ class BareSpeaker:
         self._blocks = [block for block in self._blocks if block.rows]
         self._names = [name for row, name in enumerate(self._names) if row not in gone]
         self._is_ready = False
+        if not self._names:
+            self._model.forget()
         return kept
 
 
@@ -244,15 +268,11 @@ def prefill(
     last_U = torch.tensor(news, device=device).cumsum(0) - 1
     for number, layer in enumerate(model.layers):
         is_last = number == len(model.layers) - 1
-        joint_NO = layer.qkv(norm(layer.norm_in, x_ND), voices)
-        both, values = model.keys_of(layer, joint_NO, angles)
-        found = [
-            _attend_run(model, block, number, run, openings, first, both, values, is_last) for run in runs
-        ]
+        heads = model.heads_of(layer, x_ND, angles, voices)
+        found = [_attend_run(model, block, number, run, openings, first, heads, is_last) for run in runs]
         if is_last:
             x_ND, voices = x_ND[last_U], Voices(names)
-        layer.out.add_to(x_ND, found[0] if len(found) == 1 else torch.cat(found), voices)
-        model.mlp(layer, x_ND, voices)
+        model.finish(layer, x_ND, found[0] if len(found) == 1 else torch.cat(found), voices)
     return x_ND
 
 
@@ -263,17 +283,15 @@ def _attend_run(
     run: tuple[int, int, int],
     openings: Sequence[Opening],
     first: int,
-    both: Tensor,
-    values: Tensor,
+    heads: Tensor,
     is_last: bool,
 ) -> Tensor:
     """(tokens, queries · D) of prompts of one shape; their last tokens' alone where `is_last`."""
     start, count, token = run
     new = openings[start].num_new
     tokens = slice(token, token + count * new)
-    query = both[tokens, : model.queries].unflatten(0, (count, new)).transpose(1, 2)
-    key = both[tokens, model.queries :].unflatten(0, (count, new)).transpose(1, 2)
-    value = values[tokens].unflatten(0, (count, new)).transpose(1, 2)
+    parts = heads[tokens].view(count, new, -1, model.size).transpose(1, 2)
+    query, key, value = parts.split((model.queries, model.heads, model.heads), 1)
     mask, before = None, [o.prefix for o in openings[start : start + count]]
     if before[0] is not None:
         key = torch.cat((torch.stack([p.keys[layer] for p in before if p is not None]), key), 2)
@@ -319,11 +337,6 @@ def _chunks(openings: Sequence[Opening]) -> list[range]:
             chunks.append(range(u, u + 1))
             tokens = opening.num_new
     return chunks
-
-
-def norm(module: Any, x: Tensor) -> Tensor:
-    """RMS norm over the last dimension (Zhang and Sennrich, arXiv 1910.07467, eq. 4)."""
-    return nn.functional.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
 
 
 def _adapters_of(model: Any) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ that were admitted together. Knows no weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,64 +66,74 @@ class Block:
         self.keys[layer][:, groups, :, :length] = keys.permute(1, 0, 3, 2)
         self.values[layer][:, groups, :length] = values.transpose(0, 1)
 
-    def begin(self, device: torch.device) -> None:
+    def begin(self, num_rows: int) -> None:
         """Make ready for steps: where rows stand, and which prompt tokens aren't there."""
-        rows = self.rows
+        rows, device = self.rows, self.keys[0].device
         first = min(rows)
         self.span = slice(first, first + len(rows))
         self.is_dense = self.grid == list(range(first, first + len(self.grid)))
+        self.is_whole = self.is_dense and len(rows) == num_rows
         self.gather = torch.tensor([row if row >= 0 else first for row in self.grid], device=device)
         places = [place for place, row in enumerate(self.grid) if row >= 0]
         self.places = torch.tensor(places, device=device)
         self.targets = torch.tensor(rows, device=device)
+        self._views: list[Any] = [None] * len(self.keys)
+        for layer in range(len(self.keys)):
+            self._look(layer)
         self.bias = None
         if min(self.lengths) < (longest := max(self.lengths)):
             is_there = torch.arange(longest)[None] < torch.tensor(self.lengths)[:, None]
             bias = torch.zeros(is_there.shape).masked_fill_(~is_there, float("-inf"))
             self.bias = bias[None, :, None].to(self.keys[0])
 
-    def make_room(self, layer: int) -> None:
-        """For one more own token."""
-        own = self.own[layer]
-        room = own.shape[3]
+    def step(self) -> None:
+        """Make room for one more own token of every row."""
+        room = self.own[0].shape[3]
         if self.num_own == room:
-            bigger = own.new_empty(*own.shape[:3], room + max(_STEP, room // 2), own.shape[4])
-            bigger[:, :, :, :room] = own
-            self.own[layer] = bigger
+            for layer, own in enumerate(self.own):
+                self.own[layer] = own.new_empty(*own.shape[:3], room + max(_STEP, room // 2), own.shape[4])
+                self.own[layer][:, :, :, :room] = own
+                self._look(layer)
+        self.num_own += 1
 
-    def attend(self, layer: int, rotated: Tensor, values: Tensor) -> Tensor:
+    def _look(self, layer: int) -> None:
+        """A layer's keys and values in the shapes that products take."""
+        heads, count, size, longest = self.keys[layer].shape
+        own = self.own[layer]
+        self._views[layer] = (
+            self.keys[layer].view(heads * count, size, longest),
+            self.values[layer].view(heads * count, longest, size),
+            own,
+            own[0].flatten(0, 1).transpose(1, 2),
+            own[1].flatten(0, 1),
+        )
+
+    def attend(self, layer: int, heads_BHD: Tensor) -> Tensor:
         """Take the rows' newest keys and values, and let their queries look at everything before.
 
         Args:
-            rotated: (B, H·R + H, D), scaled queries and keys.
-            values: (B, H, D).
+            heads_BHD: (B, H·R + 2 H, D), scaled queries, keys, values.
         Returns:
             (M, H·R·D) in the grid's order.
         """
-        if self.is_dense:
-            rotated, values = rotated[self.span], values[self.span]
-        else:
-            rotated, values = rotated[self.gather], values[self.gather]
-        keys, own, own_len = self.keys[layer], self.own[layer], self.num_own + 1
-        heads, count, size, longest = keys.shape
-        places, width = len(rotated), self.width
-        queries = rotated.shape[1] - heads
-        repeat = queries // heads
-        own[0, :, :, self.num_own].copy_(rotated[:, queries:].transpose(0, 1))
-        own[1, :, :, self.num_own].copy_(values.transpose(0, 1))
-        query = rotated[:, :queries].view(places, heads, repeat, size).transpose(0, 1).contiguous()
-        shared = torch.bmm(
-            query.view(heads * count, width * repeat, size), keys.view(heads * count, size, longest)
-        )
+        if not self.is_whole:
+            heads_BHD = heads_BHD[self.span] if self.is_dense else heads_BHD.index_select(0, self.gather)
+        keys, values, own, own_keys, own_values = self._views[layer]
+        num_own, heads, size = self.num_own, own.shape[1], own.shape[4]
+        places, total, _ = heads_BHD.shape
+        queries = total - 2 * heads
+        repeat, longest = queries // heads, keys.shape[2]
+        newest = heads_BHD[:, queries:].view(places, 2, heads, size).permute(1, 2, 0, 3)
+        own.select(3, num_own - 1).copy_(newest)
+        query = heads_BHD[:, :queries].view(places, heads, repeat, size).transpose(0, 1).contiguous()
+        before = torch.bmm(query.view(keys.shape[0], -1, size), keys)
         if self.bias is not None:
-            shared.view(heads, count, width * repeat, longest).add_(self.bias)
-        own_keys, own_values = own[0].flatten(0, 1)[:, :own_len], own[1].flatten(0, 1)[:, :own_len]
-        alone = torch.bmm(query.view(heads * places, repeat, size), own_keys.transpose(1, 2))
-        scores = torch.cat((shared.view(heads * places, repeat, longest), alone), -1)
-        probs = torch.softmax(scores, -1)
-        before = probs[..., :longest].view(heads * count, width * repeat, longest)
-        out = torch.bmm(before, self.values[layer].view(heads * count, longest, size))
-        out = out.view(heads * places, repeat, size).baddbmm_(probs[..., longest:], own_values)
+            before.view(heads, -1, self.width * repeat, longest).add_(self.bias)
+        since = torch.bmm(query.view(heads * places, repeat, size), own_keys[:, :, :num_own])
+        probs = torch.cat((before.view(heads * places, repeat, longest), since), -1).softmax(-1)
+        out = torch.bmm(probs[:, :, :longest].view(keys.shape[0], -1, longest), values)
+        out = out.view(heads * places, repeat, size)
+        out.baddbmm_(probs[:, :, longest:], own_values[:, :num_own])
         return out.view(heads, places, repeat * size).transpose(0, 1).reshape(places, queries * size)
 
     def leave(self, renumbered: Sequence[int]) -> None:

@@ -1,7 +1,8 @@
-"""A decoder's weights without its modules: matrices that read the same input are one matrix, adapters aside.
+"""A decoder's weights without its modules: matrices that read the same input are one product, adapters aside.
 
-The parameters stay the model's own: those of a joint matrix become views of it, so that whoever changes a
-parameter changes the matrix. Shapes: N tokens, K adapters, R their ranks together. Knows no attention.
+Parameters are read where they are. For the steps of few rows in float32, where a product reads a matrix much
+faster by columns, there are copies that live only while rows do. Shapes: N tokens, R ranks of all adapters
+together. Knows no attention.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from masflow.models.adapters import mask_of
 
-__all__ = ["Joint", "Layer", "Unknown", "Voices", "layer_of"]
+__all__ = ["Joint", "Layer", "Norm", "Unknown", "Voices", "layer_of"]
 
 
 class Unknown(Exception):
@@ -55,39 +56,66 @@ class Joint:
         if len({base.bias is None for base in self.bases}) > 1:
             raise Unknown("a bias in a part of the layers alone")
         self.sizes = [base.out_features for base in self.bases]
-        self.weight, self.bias = Tensor(), None
-        self.changes = [_Change(layers, self.sizes, names)] if _adapted(layers) else []
-        self.look()
+        self.size = sum(self.sizes)
+        self.change = _Change(layers, self.sizes, names) if _adapted(layers) else None
+        self._copy: Tensor | None = None
+        self._bias: Tensor | None = None
 
-    def look(self) -> None:
-        """See to it that the matrix is the parameters' own memory, wherever they have been put since."""
-        self.weight = _joined([base.weight for base in self.bases], self.weight)
+    @property
+    def num_bytes(self) -> int:
+        """Of a copy."""
+        return sum(base.weight.numel() * base.weight.element_size() for base in self.bases)
+
+    def forget(self) -> None:
+        """Let go of all copies: weights may be others when they are next needed."""
+        self._copy = self._bias = None
+        if self.change is not None:
+            self.change.stacks.clear()
+
+    def copy(self) -> None:
+        """Make the copy: (in, out), by columns where that is what makes it fast."""
+        weights = [base.weight for base in self.bases]
+        if weights[0].dtype == torch.float32 and weights[0].device.type == "cpu":
+            copy = self._copy = weights[0].new_empty(weights[0].shape[1], self.size)
+            for part, weight in zip(copy.split(self.sizes, 1), weights, strict=True):
+                part.copy_(weight.t())
+        else:
+            self._copy = (weights[0] if len(weights) == 1 else torch.cat(weights)).t()
         if self.bases[0].bias is not None:
-            self.bias = _joined([base.bias for base in self.bases], self.bias)
-        self.weight_t = self.weight.t()
-        for change in self.changes:
-            change.look()
+            self._bias = torch.cat([base.bias for base in self.bases])
 
-    def refresh(self) -> None:
-        """Take the adapters' weights again."""
-        for change in self.changes:
-            change.stacks.clear()
-
-    def __call__(self, x_ND: Tensor, voices: Voices) -> Tensor:
+    def __call__(self, x_NI: Tensor, voices: Voices) -> Tensor:
         """(N, out) of all layers, side by side."""
-        out = nn.functional.linear(x_ND, self.weight, self.bias)
-        if self.changes and not voices.is_bare:
-            self.changes[0].add(out, x_ND, voices)
+        if self._copy is None:
+            out = self._live(x_NI)
+        elif self._bias is None:
+            out = torch.mm(x_NI, self._copy)
+        else:
+            out = torch.addmm(self._bias, x_NI, self._copy)
+        if self.change is not None and not voices.is_bare:
+            self.change.add(out, x_NI, voices)
+        return out
+
+    def _live(self, x_NI: Tensor) -> Tensor:
+        if len(self.bases) == 1:
+            return nn.functional.linear(x_NI, self.bases[0].weight, self.bases[0].bias)
+        out = x_NI.new_empty(len(x_NI), self.size)
+        for part, base in zip(out.split(self.sizes, 1), self.bases, strict=True):
+            torch.mm(x_NI, base.weight.t(), out=part)
+            if base.bias is not None:
+                part.add_(base.bias)
         return out
 
     def add_to(self, sum_ND: Tensor, x_NI: Tensor, voices: Voices) -> None:
         """Add the product to `sum_ND`, in place."""
-        if self.bias is not None or sum_ND.dtype not in (torch.float32, torch.float64):
-            sum_ND.add_(nn.functional.linear(x_NI, self.weight, self.bias))
+        if self._copy is None:
+            sum_ND.add_(self._live(x_NI))
+        elif self._bias is None:
+            sum_ND.addmm_(x_NI, self._copy)
         else:
-            sum_ND.addmm_(x_NI, self.weight_t)
-        if self.changes and not voices.is_bare:
-            self.changes[0].add(sum_ND, x_NI, voices)
+            sum_ND.add_(torch.addmm(self._bias, x_NI, self._copy))
+        if self.change is not None and not voices.is_bare:
+            self.change.add(sum_ND, x_NI, voices)
 
 
 class _Change:
@@ -103,63 +131,68 @@ class _Change:
         self.names = [n for n in names if all(n in layer.lora_A for layer, _ in self.parts)]
         self.stacks: dict[tuple[str, ...], _Stack] = {}
 
-    def look(self) -> None:
-        """Forget copies of weights that have changed."""
-        self.stacks = {names: stack for names, stack in self.stacks.items() if stack.seen == stack.state()}
-
     def add(self, out: Tensor, x: Tensor, voices: Voices) -> None:
         """Add each token's change to `out`, in place."""
         names = tuple(self.names) if voices.only is None else (voices.only,)
         stack = self.stacks.get(names)
         if stack is None:
             stack = self.stacks[names] = _Stack(self.parts, names)
-        down = nn.functional.linear(x.to(stack.down.dtype), stack.down)
+        down = torch.mm(x.to(stack.down.dtype), stack.down)
         scale = stack.scale
         if voices.only is None:
             down, scale = down.mul_(voices.mask(stack.sizes, len(self.parts), down)), 1.0
-        for (_, columns), rank, up_t in zip(self.parts, stack.ranks, stack.ups_t, strict=True):
-            part = out if out.shape[1] == up_t.shape[1] else out[:, columns]
+        for (_, columns), rank, up in zip(self.parts, stack.ranks, stack.ups, strict=True):
+            part = out if out.shape[1] == up.shape[1] else out[:, columns]
             own = down if len(self.parts) == 1 else down[:, rank]
             if out.dtype == down.dtype:
-                part.addmm_(own, up_t, alpha=scale)
+                part.addmm_(own, up, alpha=scale)
             else:
-                part.add_(torch.mm(own, up_t), alpha=scale)
+                part.add_(torch.mm(own, up), alpha=scale)
 
 
 class _Stack:
-    """Copies of adapters' matrices, those of the parts side by side: `down` (parts · R, in)."""
+    """Copies of adapters' matrices, those of the parts side by side: `down` (in, parts · R)."""
 
     def __init__(self, parts: Sequence[tuple[Any, slice]], names: tuple[str, ...]):
         first = parts[0][0]
         sizes = tuple((n, (len(first.lora_A[n].weight), first.scaling[n])) for n in names)
         self.sizes, self.scale = sizes, first.scaling[names[0]]
-        self.down = torch.cat([layer.lora_A[n].weight for layer, _ in parts for n in names])
-        width = len(self.down) // len(parts)
+        self.down = torch.cat([layer.lora_A[n].weight for layer, _ in parts for n in names]).t().contiguous()
+        width = self.down.shape[1] // len(parts)
         self.ranks = [slice(i * width, (i + 1) * width) for i in range(len(parts))]
-        self.ups_t = [torch.cat([layer.lora_B[n].weight for n in names], 1).t() for layer, _ in parts]
-        self._weights = [
-            w[n].weight for layer, _ in parts for n in names for w in (layer.lora_A, layer.lora_B)
-        ]
-        self.seen = self.state()
+        self.ups = [torch.cat([layer.lora_B[n].weight.t() for n in names]) for layer, _ in parts]
         for layer, _ in parts:
             if sizes != tuple((n, (len(layer.lora_A[n].weight), layer.scaling[n])) for n in names):
                 raise Unknown("adapters of different ranks in layers of one input")
 
-    def state(self) -> list[tuple[int, int]]:
-        """What tells most changes of the adapters' weights."""
-        return [(weight._version, weight.data_ptr()) for weight in self._weights]
+
+class Norm:
+    """An RMS norm over the last dimension (Zhang and Sennrich, arXiv 1910.07467, eq. 4)."""
+
+    def __init__(self, module: Any):
+        """
+        Raises:
+            Unknown: another norm.
+        """
+        if "RMSNorm" not in type(module).__name__ or type(module.weight) is not nn.Parameter:
+            raise Unknown(type(module).__name__)
+        self.module, self.eps = module, float(module.variance_epsilon)
+        self.shape = module.weight.shape
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.rms_norm(x, self.shape, self.module.weight, self.eps)
 
 
 @dataclass
 class Layer:
     """One decoder layer's weights."""
 
-    norm_in: Any
+    norm_in: Norm
     qkv: Joint
-    q_norm: Any
-    k_norm: Any
+    q_norm: Norm | None
+    k_norm: Norm | None
     out: Joint
-    norm_mlp: Any
+    norm_mlp: Norm
     gate_up: Joint
     down: Joint
     act: Any
@@ -179,12 +212,12 @@ def layer_of(layer: Any, names: Sequence[str]) -> Layer:
     """
     attention, mlp = layer.self_attn, layer.mlp
     return Layer(
-        norm_in=layer.input_layernorm,
+        norm_in=Norm(layer.input_layernorm),
         qkv=Joint(attention.q_proj, attention.k_proj, attention.v_proj, names=names),
-        q_norm=getattr(attention, "q_norm", None),
-        k_norm=getattr(attention, "k_norm", None),
+        q_norm=Norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        k_norm=Norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
         out=Joint(attention.o_proj, names=names),
-        norm_mlp=layer.post_attention_layernorm,
+        norm_mlp=Norm(layer.post_attention_layernorm),
         gate_up=Joint(mlp.gate_proj, mlp.up_proj, names=names),
         down=Joint(mlp.down_proj, names=names),
         act=mlp.act_fn,
@@ -193,19 +226,3 @@ def layer_of(layer: Any, names: Sequence[str]) -> Layer:
 
 def _adapted(layers: Sequence[Any]) -> bool:
     return any(hasattr(layer, "base_layer") for layer in layers)
-
-
-def _joined(parameters: Sequence[Any], joint: Tensor | None) -> Tensor:
-    """The memory in which these parameters stand one behind the other; moved there if need be."""
-    if len(parameters) == 1:
-        return parameters[0].data
-    sizes = [len(p) for p in parameters]
-    if joint is not None and len(joint) == sum(sizes):
-        places = [part.data_ptr() for part in joint.split(sizes)]
-        if places == [p.data_ptr() for p in parameters] and joint.dtype == parameters[0].dtype:
-            return joint
-    with torch.no_grad():
-        joint = torch.cat([p.data for p in parameters])
-    for parameter, part in zip(parameters, joint.split(sizes), strict=True):
-        parameter.data = part
-    return joint
