@@ -71,18 +71,20 @@ def decode(
     stop_ids: frozenset[int],
     stops: Stops | None = None,
     max_tokens: int | None = None,
+    speaker: Speaker | None = None,
 ) -> list[Sampled]:
-    """Draw all replies with whichever adapter is on.
+    """Draw all replies.
 
     Args:
         stop_ids: tokens that end a reply; they stay in its ids.
         max_tokens: of prompts and replies together, at any time; None: no bound.
+        speaker: without any row; None: the modules, with whichever adapter is on.
     Returns:
         One reply a job, in order, with at most its `max_tokens` ids.
     Raises:
         NotFinite: the model's logits are NaN or infinite; `rows` are the numbers of those jobs.
     """
-    drawing = Drawing(ModuleSpeaker(backbone), backbone.device, stop_ids, max_tokens, stops)
+    drawing = Drawing(speaker or ModuleSpeaker(backbone), backbone.device, stop_ids, max_tokens, stops)
     drawing.add(jobs)
     done: dict[int, Sampled] = {}
     while not drawing.is_idle:

@@ -16,6 +16,8 @@ __all__ = ["PrefixCache"]
 
 _BLOCK = 16
 """Ids of a block; rows are found by their whole blocks."""
+_LEAST = 32
+"""Tokens that are worth going on from."""
 
 
 class PrefixCache:
@@ -26,6 +28,8 @@ class PrefixCache:
         self._entries: OrderedDict[int, tuple[str, tuple[int, ...], Prefix]] = OrderedDict()
         self._by_block: dict[tuple[str, int], dict[int, None]] = {}
         """(policy, hash of the ids up to the end of a block) → numbers of entries that begin so."""
+        self._by_end: dict[tuple[str, int], dict[int, None]] = {}
+        """As above, of the last whole block alone."""
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -46,40 +50,46 @@ class PrefixCache:
                 chosen, length = number, shared
             if shared == len(ids) - 1:
                 break
-        if chosen is None:
+        if chosen is None or length < _LEAST:
             return None
         self._entries.move_to_end(chosen)
         return _cut(self._entries[chosen][2], length)
 
     def keep(self, policy: str, ids: tuple[int, ...], prefix: Prefix) -> None:
-        """Keep a row's keys and values, `prefix` of all `ids`; what they continue is then not needed."""
+        """Keep a row's keys and values, `prefix` of all `ids`; a row that they continue goes."""
         keys = _keys(policy, ids)
         if not keys or prefix.num_bytes > self.max_bytes:
             return
-        known = self._by_block.get(keys[-1], {})
-        if any(self._entries[n][1][: len(ids)] == ids for n in known):
+        if any(self._entries[n][1][: len(ids)] == ids for n in self._by_block.get(keys[-1], ())):
             return
+        ends = [number for key in keys for number in self._by_end.get(key, ())]
+        for number in ends:
+            if self._entries[number][1] == ids[: len(self._entries[number][1])]:
+                self._drop(number)
         number = next(self._numbers)
         self._entries[number] = (policy, ids, prefix)
         self.num_bytes += prefix.num_bytes
         for key in keys:
             self._by_block.setdefault(key, {})[number] = None
+        self._by_end.setdefault(keys[-1], {})[number] = None
         while self.num_bytes > self.max_bytes:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, number: int) -> None:
         policy, ids, prefix = self._entries.pop(number)
         self.num_bytes -= prefix.num_bytes
-        for key in _keys(policy, ids):
-            numbers = self._by_block[key]
-            del numbers[number]
-            if not numbers:
-                del self._by_block[key]
+        keys = _keys(policy, ids)
+        for table, found in ((self._by_block, keys), (self._by_end, keys[-1:])):
+            for key in found:
+                del table[key][number]
+                if not table[key]:
+                    del table[key]
 
     def clear(self) -> None:
         """Forget everything: weights moved, or a step is over."""
         self._entries.clear()
         self._by_block.clear()
+        self._by_end.clear()
         self.num_bytes = 0
 
 

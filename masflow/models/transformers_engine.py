@@ -20,7 +20,7 @@ from masflow.models.engine import Reply, Request, SamplingParams
 from masflow.models.experience import Experience, Row
 from masflow.models.prefixes import PrefixCache
 from masflow.models.sampling import NotFinite
-from masflow.models.speaking import ModuleSpeaker, Speaker
+from masflow.models.speaking import ModuleSpeaker, Opening, Speaker
 from masflow.models.tokens import ChatTokens, Prompt
 from masflow.models.trainer import Trainer
 
@@ -163,7 +163,7 @@ class TransformersEngine:
 
     def _job(self, asked: _Asked) -> Job:
         request = asked.request
-        adapter = self._adapter_of(request.policy) if self._adapter_of is not None else None
+        adapter = self._adapter(request.policy)
         is_kept = self._prefixes is not None and self._continued(request)
         policy = f"{asked.version} {request.policy}"
         return Job(asked.prompt.ids, request.sampling, request.seed, adapter, policy, is_kept)
@@ -207,12 +207,15 @@ class TransformersEngine:
         if self._prefixes is not None:
             self._prefixes.clear()
 
-    def probe_gap(self, prompt_ids: Sequence[int], trainer: Trainer) -> float:
-        """Largest gap, nats, of this engine's and the trainer's log-probs of two greedy tokens, or NaN."""
+    def probe_gap(self, policy: str, prompt_ids: Sequence[int], trainer: Trainer) -> float:
+        """Largest gap, nats, of this engine's and the trainer's log-probs of two greedy tokens of a policy
+        that is on, or NaN."""
         greedy = SamplingParams(temperature=0.0, max_tokens=2)
+        job = Job(tuple(prompt_ids), greedy, 0, self._adapter(policy))
         try:
-            drawn = decode(self.backbone, [Job(tuple(prompt_ids), greedy, 0)], frozenset())[0]
+            drawn = decode(self.backbone, [job], frozenset(), speaker=self._idle_speaker())[0]
         except NotFinite:
+            self.drop()
             return math.nan
         row = Row("probe", "", tuple(prompt_ids), tuple(drawn.ids), tuple(drawn.logprobs), 0, "", "")
         return max(abs(a - b) for a, b in zip(drawn.logprobs, trainer.logprobs([row], [1.0])[0], strict=True))
@@ -220,11 +223,25 @@ class TransformersEngine:
     def probe(self, policy: str, prompt_ids: Sequence[int], reply_ids: Sequence[int]) -> list[float]:
         """Log-probs of a given reply under a policy as it speaks here, nats, at temperature 1."""
         self.switch(policy)
-        ids_1T = torch.tensor([[*prompt_ids, *reply_ids]], device=self.backbone.device)
+        speaker = self._idle_speaker()
+        found = []
         with torch.no_grad():
-            hidden_TD = self.backbone.hidden(ids_1T)[0, len(prompt_ids) - 1 : -1]
-            logprobs_TV = torch.log_softmax(self.backbone.logits(hidden_TD), -1)
-        return [float(row_V[token]) for row_V, token in zip(logprobs_TV, reply_ids, strict=True)]
+            logits_1V = speaker.admit([Opening(tuple(prompt_ids), self._adapter(policy))])
+            for place, token in enumerate(reply_ids):
+                found.append(float(torch.log_softmax(logits_1V, -1)[0, token]))
+                if place + 1 < len(reply_ids):
+                    logits_1V = speaker.step(torch.tensor([token], device=self.backbone.device))
+            speaker.leave([0], [False])
+        return found
+
+    def _adapter(self, policy: str) -> str | None:
+        return self._adapter_of(policy) if self._adapter_of is not None else None
+
+    def _idle_speaker(self) -> Speaker:
+        speaker = self.speaker()
+        if speaker.num_rows:
+            raise RunError("weights are looked at while rows speak with them", "collect their replies first")
+        return speaker
 
 
 def not_finite(policy: str, version: int, turns: Sequence[str] = ()) -> RunError:

@@ -232,7 +232,7 @@ class Worker:
             RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
         """
         version = self.policies.switch(policy)
-        return self._delivery(policy, version, self.engine.probe_gap(self._probe_ids(), self.trainer))
+        return self._delivery(policy, version, self.engine.probe_gap(policy, self._probe_ids(), self.trainer))
 
     def payload(self, policy: str, whole: bool = False) -> Payload:
         """A policy's weights for the workers that speak, with a probe; `whole`: for one that has only the
