@@ -140,7 +140,7 @@ def _table(path: str, text: str) -> Iterator[tuple[int, Any]]:
 
 def _json(path: str, line: int, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return _decoded(text) if not text.startswith("\ufeff") else json.loads(text)
     except (ValueError, RecursionError) as error:
         why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         return data_problem(path, line, "", "bad-row", f"not JSON: {why}", "write one JSON object a line")
@@ -148,6 +148,9 @@ def _json(path: str, line: int, text: str) -> Any:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not a JSON number")
+
+
+_decoded = json.JSONDecoder(parse_constant=_refuse).decode
 
 
 def _json_list(path: str, text: str) -> Iterator[tuple[int, Any]]:

@@ -66,7 +66,6 @@ class Spec(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         populate_by_name=True,
         serialize_by_alias=True,
         allow_inf_nan=False,

@@ -206,12 +206,15 @@ def shown(value: object, length: int = 80) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+LARGE = 1 << 63
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def unwritable(value: object) -> str | None:
     """Why JSON can't hold a value (in UTF-8): a number that isn't finite, half a character, another type, or
     more levels than whatever reads it may follow."""
+    if is_easy(value, MAX_LEVELS):
+        return None
     if _is_deeper(value, MAX_LEVELS):
         return f"is nested more than {MAX_LEVELS} levels deep"
     try:
@@ -226,6 +229,24 @@ def unwritable(value: object) -> str | None:
     except TypeError as error:
         return f"isn't plain data: {error}"
     return None
+
+
+def is_easy(value: Any, levels: int = 0) -> bool:
+    """Whether JSON surely holds a value, seen at a glance: ASCII text, small numbers, lists and dicts of
+    them."""
+    kind = type(value)
+    if kind is str:
+        return value.isascii()
+    if value is None or kind is bool:
+        return True
+    if kind is int or kind is float:
+        return -LARGE < value < LARGE
+    if levels and kind is dict:
+        return all(type(key) is str and key.isascii() for key in value) and all(
+            is_easy(item, levels - 1)
+            for item in value.values()
+        )
+    return bool(levels) and kind is list and all(is_easy(item, levels - 1) for item in value)
 
 
 def _is_deeper(value: object, levels: int) -> bool:

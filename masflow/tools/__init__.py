@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from masflow.errors import EpisodeError, boundary
 from masflow.spec.tools import BUILTINS, settings_problems
-from masflow.spec.types import unwritable
+from masflow.spec.types import is_easy, unwritable
 from masflow.timelimit import OutOfTime, call_limited
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from masflow.compiler.plan import Plan
 
 __all__ = ["BUILTINS", "ToolBox", "fork_state", "plain", "settings_problems"]
-
-
-LARGE = 1 << 63
 
 
 class ToolBox:
@@ -131,21 +128,13 @@ def plain(value: Any) -> Any:
     Raises:
         TypeError: it holds something that JSON can't.
     """
-    if _is_easy(value):
+    if type(value) not in (list, dict) and is_easy(value):
         return value
     copied = _copied(value)
     problem = unwritable(copied)
     if problem:
         raise TypeError(f"the result {problem}")
     return copied
-
-
-def _is_easy(value: Any) -> bool:
-    """Whether a value is a scalar that JSON surely holds: most results are."""
-    kind = type(value)
-    if kind is str:
-        return value.isascii()
-    return value is None or kind is bool or (kind is int and -LARGE < value < LARGE)
 
 
 def _copied(value: Any) -> Any:
