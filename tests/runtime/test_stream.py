@@ -55,6 +55,45 @@ def test_a_worker_that_dies_with_requests_comes_back_and_answers_them(free: Plan
         team.close()
 
 
+def test_requests_join_those_that_are_being_answered_and_short_replies_come_first(
+    toy: Toy, tmp_path: Path
+) -> None:
+    plan = replace(compile_experiment(toy()), runtime=Runtime(deterministic=False, threads=1))
+    team = Team(plan, tmp_path)
+    try:
+        assert team.stream is not None
+        said = (Message("user", "say red"),)
+        asked = [Request(f"l{i}", "policy", said, SamplingParams(2.0, max_tokens=40), i) for i in range(40)]
+        heard = team.generate(asked)
+        long = [a for a, r in zip(asked, heard, strict=True) if r.reply_tokens > 9][:4]
+        short = [Request(f"s{i}", "policy", said, SamplingParams(2.0, max_tokens=2), i) for i in range(4)]
+        assert len(long) == 4
+        wanted = {r.turn_id: r.text for r in team.generate([*long, *short])}
+        before = team.traffic()
+        team.stream.submit([*long, short[0]])
+        found = team.stream.collect()
+        assert [r.turn_id for r in found] == ["s0"]
+        team.stream.submit(short[1:])
+        later: list[str] = []
+        while more := team.stream.collect():
+            later += [reply.turn_id for reply in more]
+            found += more
+        assert {r.turn_id: r.text for r in found} == wanted
+        assert set(later[:3]) == {"s1", "s2", "s3"}
+        # One batch that others joined, not one after the other.
+        assert team.traffic().batches - before.batches <= 3
+        team.stream.submit(long)
+        team.stream.collect()
+        team.stream.clear()
+        team.stream.submit(short)
+        rest: set[str] = set()
+        while more := team.stream.collect():
+            rest |= {reply.turn_id for reply in more}
+        assert rest == {request.turn_id for request in short}
+    finally:
+        team.close()
+
+
 def test_a_whole_run_without_barriers_outlives_a_worker_and_not_its_trainer(
     free: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
