@@ -194,13 +194,16 @@ def _well_formed(call: RewardCall, scope: Scope) -> Payments:
 def _local(
     call: RewardCall, scope: Scope, payments: Iterable[tuple[Turn, Value]], turn_id: str
 ) -> Iterator[tuple[Turn, Value]]:
-    """What one turn of this workflow (not of one that it calls) earns by itself; null while its visit goes
-    on. A measured quantity is its own only where it is measured at the turn's node."""
+    """What one turn earns by itself in this workflow, unless it is paid in one that is called; null where its
+    visit never ended. A measured quantity is its own only where it is measured at the turn's node."""
+    nodes = {node.name: node for node in scope.graph.nodes}
     for turn, paid in payments:
-        inside = len(turn.path) == len(scope.prefix) + 1
+        node = nodes.get(turn.path[len(scope.prefix)].node)
+        called = len(turn.path) > len(scope.prefix) + 1
+        elsewhere = called and node is not None and node.keep_rewards
         own = not call.reward.measure_after or scope.at_nodes(turn, call.reward.measure_after)
-        if turn.id == turn_id and inside and own:
-            yield turn, paid if scope.is_over(turn) else None
+        if turn.id == turn_id and own and not elsewhere:
+            yield turn, paid if called or scope.is_over(turn) else None
 
 
 def _per_turn(call: RewardCall, scope: Scope, wanted: frozenset[str] | None) -> Payments:

@@ -271,6 +271,8 @@ class Live:
     moments: list[Moment] = field(default_factory=list)
     new: list[Request] = field(default_factory=list)
     questions: dict[str, Question] = field(default_factory=dict)
+    halted: bool = False
+    """The visit that the state is played up to has ended."""
     tool_states: dict[str, tuple[tuple[tuple[str, Any], ...], dict[str, Any]]] = field(default_factory=dict)
     predecessors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)

@@ -10,8 +10,8 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
+from masflow.compiler.graph import Graph
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
 from masflow.models.engine import Reply, Request
@@ -24,6 +24,8 @@ from masflow.trace import Path, Trajectory, Turn, path_from_json, path_json
 
 __all__ = ["Drawn", "NodeSampler"]
 
+Place = tuple[Path, str, int]
+"""A visit: the calls around it, the node, its number."""
 UNHEARD = ("error", "prompt_too_long")
 """How a request ends that makes no turn."""
 
@@ -72,7 +74,7 @@ class NodeSampler:
 
     def __init__(self, plan: Plan, player: Player, generate: Generate | Queue):
         options = plan.sampler.options
-        self._player, self._generate = player, generate
+        self._plan, self._player, self._generate = plan, player, generate
         self._samples, self._continuations = plan.sampler.samples, int(options.get("continuations", 1))
         self._is_local = options["credit"] == "local"
         self._max_nodes: int | None = options.get("max_nodes")
@@ -157,17 +159,45 @@ class NodeSampler:
         if self._player.finished(run.state):
             self._close(run, left=False)
             return []
-        if self._is_local and run.text and run.action not in run.state.pending:
-            return self._inside(run, wanted)
-        return wanted
-
-    def _inside(self, run: _Run, wanted: list[Request]) -> list[Request]:
-        """Behind an action that is credited locally: what its own visit still asks; else it is left."""
-        pending, here = run.state.pending, _visit(run.text)
-        if not any(_visit(text) == here for text in pending.values()):
+        if self._is_local and run.text and run.action not in run.state.pending and self._is_left(run):
             self._close(run, left=True)
             return []
-        return [r for r in wanted if _visit(pending[r.turn_id]) == here or r.turn_id in self._waiting]
+        return wanted
+
+    def _is_left(self, run: _Run) -> bool:
+        """Whether the visit that a locally credited action belongs to has its value.
+
+        A graph halts there. A function goes on by itself: it is left where it asks for something else.
+        """
+        live = run.state.live
+        if live is None or live.halted:
+            return True
+        here = self._place(path_from_json(run.text))
+        if self._graph_of(here[0]).program is None:
+            return False
+        paths = map(path_from_json, run.state.pending.values())
+        return not any(
+            path[: len(here[0])] == here[0] and _visit(path, len(here[0])) == here for path in paths
+        )
+
+    def _place(self, path: Path) -> Place:
+        """The visit whose end says what a turn earns by itself: of its own node, or of the node that calls
+        the workflow that holds it, where only the caller's rewards count."""
+        depth = 0
+        while depth < len(path) - 1:
+            nodes = {node.name: node for node in self._graph_of(path[:depth]).nodes}
+            node = nodes.get(path[depth].node)
+            if node is None or node.workflow is None or not node.keep_rewards:
+                break
+            depth += 1
+        return _visit(path, depth)
+
+    def _graph_of(self, prefix: Path) -> Graph:
+        """The workflow behind a chain of calls."""
+        graph = self._plan.graph
+        for step in prefix:
+            graph = self._plan.workflows[str(graph.node(step.node).workflow)]
+        return graph
 
     def _close(self, run: _Run, left: bool) -> None:
         """Args: left: it would have gone on, but nobody needs to know how."""
@@ -197,6 +227,8 @@ class NodeSampler:
         self._forks += 1
         run = _Run(state, context.task, (context.task, self._forks), context.text, action, sibling, number)
         context.forks.append(run)
+        if self._is_local:
+            state.until = self._place(path_from_json(context.text))
         return run
 
     def _siblings(self, run: _Run, requests: Sequence[Request]) -> list[_Run]:
@@ -294,8 +326,6 @@ def _again(state: EpisodeState) -> EpisodeState:
     return same
 
 
-@lru_cache(maxsize=65536)
-def _visit(text: str) -> tuple[Path, str, str, int]:
-    """The visit of a node that a path (as text) lies in, whichever item, model call or attempt."""
-    path = path_from_json(text)
-    return path[:-1], path[-1].call, path[-1].node, path[-1].visit
+def _visit(path: Path, depth: int) -> Place:
+    """The visit of a node that a path lies in at a depth, whichever item, model call or attempt."""
+    return path[:depth], path[depth].node, path[depth].visit

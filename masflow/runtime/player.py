@@ -131,11 +131,15 @@ class Player:
         live = self._current(state)
         if turn_id not in live.turns:
             raise KeyError(turn_id)
-        after = {turn_id}
-        for other in sorted(live.turns.values(), key=lambda t: t.superstep):
-            if after.intersection(live.depends[other.id]):
-                after.add(other.id)
-        after |= {id_ for id_ in live.paths.values() if after.intersection(live.depends[id_])}
+        after, before = {turn_id}, 0
+        order = sorted(
+            live.paths.values(), key=lambda id_: live.turns[id_].superstep if id_ in live.turns else 0
+        )
+        while len(after) > before:  # a turn may hang on a cancelled one of a later superstep
+            before = len(after)
+            for id_ in order:
+                if after.intersection(live.depends[id_]):
+                    after.add(id_)
         texts = {text: id_ for text, id_ in live.paths.items() if id_ in after}
         gone = {key for key in state.effects if after.intersection(live.depends.get(key, ()))}
         return EpisodeState(

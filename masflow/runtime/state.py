@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from masflow.models.engine import Reply
-from masflow.trace import Effect, EpisodeKey, path_from_json, path_json
+from masflow.trace import Effect, EpisodeKey, Path, path_from_json, path_json
 
 if TYPE_CHECKING:
     from masflow.runtime.live import Live
@@ -38,6 +38,8 @@ class EpisodeState:
     """What each call of a workflow's function was asked, by path: a replay has to ask the same."""
     pending: dict[str, str] = field(default_factory=dict)
     """Requests handed out by this object and not answered yet: turn id → path."""
+    until: tuple[Path, str, int] | None = field(default=None, repr=False)
+    """Of a graph: the visit (prefix, node, number) behind which nothing is played; copies go on."""
     script: Any = field(default=None, repr=False)
     """A demonstration being replayed."""
     live: Live | None = field(default=None, repr=False)

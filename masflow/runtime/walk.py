@@ -111,9 +111,7 @@ def _run_visit(live: Live, play: Play, thread: Thread, visit: Visit) -> bool:
         item = visit.items[0]
         if not item.done:
             run_item(live, play, visit, item)
-        if item.done:
-            _finish(live, play, thread, visit)
-        return item.done
+        return item.done and _finish(live, play, thread, visit)
     if visit.node.in_order:
         while _next_in_order(live, play, thread, visit):
             pass
@@ -126,8 +124,7 @@ def _run_visit(live: Live, play: Play, thread: Thread, visit: Visit) -> bool:
                 _write_item(live, play, visit, item)
     if not all(item.done for item in visit.items):
         return False
-    _finish(live, play, thread, visit)
-    return True
+    return _finish(live, play, thread, visit)
 
 
 def _next_in_order(live: Live, play: Play, thread: Thread, visit: Visit) -> bool:
@@ -171,7 +168,8 @@ def _write(
             names["state"] = board.state
 
 
-def _finish(live: Live, play: Play, thread: Thread, visit: Visit) -> None:
+def _finish(live: Live, play: Play, thread: Thread, visit: Visit) -> bool:
+    """Give the node its value and go on; False where the state is to be played no further."""
     node, board, items = visit.node, thread.board, visit.items
     if visit.is_list and not node.in_order:
         board.join([item.board for item in items], play.info.fields, live.load)
@@ -189,7 +187,11 @@ def _finish(live: Live, play: Play, thread: Thread, visit: Visit) -> None:
         _record_moments(live, play, thread, visit)
     if stop is not None:
         raise EpisodeError(*stop)
+    if live.state.until is not None and live.state.until == (play.prefix, node.name, visit.number):
+        live.halted = True
+        return False
     _leave(live, play, thread, node.arrows, node, visit.number)
+    return True
 
 
 def _record_moments(live: Live, play: Play, thread: Thread, visit: Visit) -> None:

@@ -148,7 +148,7 @@ def test_all_forks_of_a_barrier_are_one_batch(compiled: Compile):
 @pytest.mark.parametrize("continuations", [1, 2])
 def test_rollout_gives_the_exact_action_values_and_gradient(compiled: Compile, continuations: int):
     plan = sampling(compiled(TWO, {"table.py": REWARD}), samples=4, continuations=continuations)
-    number = 500
+    number = 300
     found = drawn(plan, coins(plan).generate, number)
     credited, batch = learnt(plan, found, number)
     worth: dict[str, list[float]] = defaultdict(list)
@@ -184,3 +184,136 @@ def test_local_credit_misses_what_an_action_does_to_later_turns(compiled: Compil
     worth = {e.turn.text: e.total for e in credited.entrants if e.turn.node == "one"}
     # Its own reward alone: 0 and 1. The exact values are 0.25 and 2.125, so the bias is -0.25 and -1.125.
     assert worth == {"0": 0.0, "1": 1.0}
+
+
+SHAPES = """
+    name: shapes
+    task: {words: [str]}
+    state: {heard: {type: [str], default: [], merge: append}}
+    tools: {count: {use: "table.py:Count", scope: episode}}
+    roles:
+      caller: {prompt: "call {{ visit }} {{ range(9) | shuffle | join('') }}", conversation: role}
+      reader: {prompt: "read {{ part }}"}
+      voter: {prompt: "vote {{ me }}", copies: 2}
+      user: {prompt: "use it", tools: [count], max_calls: 2}
+    nodes:
+      call: {role: caller}
+      read: {role: reader, foreach: words, as: part, write: {heard: "{{ result.text }}"}}
+      vote: {role: voter}
+      use: {role: user}
+      meet: {set: {}, join: any}
+      ask: {workflow: inner.yaml, args: {word: "{{ call.text }}"}}
+    edges:
+      - start -> call -> read & vote & use -> meet
+      - meet -> call when visits.call < 2
+      - meet -> ask -> end
+    rewards:
+      - {name: own, use: "table.py:own", level: turn, otherwise: 0, args: {said: "{{ result.text or 0 }}"}}
+"""
+INNER = """
+    name: inner
+    task: {word: str}
+    roles: {worker: {prompt: "work on {{ word }}"}}
+    nodes: {work: {role: worker}, more: {role: worker}}
+    edges: [start -> work -> more -> end]
+    output: {text: "{{ more.text }}"}
+"""
+COUNT = """
+class Count:
+    def __init__(self):
+        self.number = 0
+
+    def __call__(self):
+        self.number += 1
+        return self.number
+"""
+
+
+def speaks(request: Request) -> str:
+    """A coin, or a tool call where tools are offered; at random."""
+    calls = request.tools and random.Random(request.seed).random() < 0.6
+    return '<tool_call>{"name": "count", "arguments": {}}</tool_call>' if calls else coin(request)
+
+
+@pytest.mark.parametrize("settings", [{}, {"continuations": 2}])
+def test_forks_begun_with_their_base_equal_those_made_when_it_is_over(
+    compiled: Compile, settings: dict[str, Any]
+):
+    files = {"table.py": REWARD + COUNT, "inner.yaml": INNER}
+    plan, task = compiled(SHAPES, files), {"words": ["x", "y"]}
+    found = []
+    for most in (None, 99):
+        engine = ScriptedEngine({"*": speaks})
+        whole = sampling(plan, samples=3, max_nodes=most, **settings)
+        found.append(drawn(whole, engine.generate, 3, task))
+        ids = [request.turn_id for request in engine.requests]
+        assert len(ids) == len(set(ids))  # a turn beside a fork is asked once for all that need it
+    early, late = ({(w.action, w.trajectory.id): w.trajectory for w in one.continuations} for one in found)
+    assert found[0].bases == found[1].bases
+    assert early == late and len(early) > 100
+
+
+def test_a_local_action_is_played_to_the_end_of_the_visit_that_pays_it(compiled: Compile):
+    plan = compiled(SHAPES, {"table.py": REWARD + COUNT, "inner.yaml": INNER})
+    plan = sampling(plan, samples=3, credit="local")
+    engine = ScriptedEngine({"*": speaks})
+    found = drawn(plan, engine.generate, 4, {"words": ["x", "y"]})
+    known = {turn.id for base in found.bases for turn in base.turns}
+    for way in found.continuations:
+        [turn] = [t for t in way.trajectory.turns if t.id == way.action]
+        assert {t.path[0][:3] for t in way.trajectory.turns if t.id not in known} <= {turn.path[0][:3]}
+    credited, batch = learnt(plan, found, 4)
+    assert credited.num_lost == 0 and batch.trainable_members.keys() == set(plan.policy_of)
+
+
+def test_only_some_nodes_are_drawn_and_weigh_for_all(compiled: Compile):
+    plan = sampling(compiled(chain(6), {"table.py": REWARD}), samples=3, max_nodes=2)
+    found = drawn(plan, coins(plan).generate, 40)
+    _, batch = learnt(plan, found, 40)
+    contexts = [(way.trajectory.key.slot, way.action) for way in found.continuations if not way.sibling]
+    assert len(contexts) == 80
+    assert found.counts["sibling_turns"] == 160
+    # E = 40 x 3 episodes; each of the 2 contexts stands for 3 of the 6 turns; one token a turn.
+    assert {row.token_weight for row in batch.rows["policy"]} == {3 / 120}
+
+
+def test_a_sibling_without_a_reply_or_a_reward_leaves_its_baseline(compiled: Compile):
+    plan = sampling(compiled(chain(2), {"table.py": REWARD}), samples=4)
+
+    def breaks(request: Request) -> str | Reply:
+        number = random.Random(request.seed).randrange(5)
+        return Reply("", "", "error") if number == 0 else "words" if number == 1 else coin(request)
+
+    found = drawn(plan, ScriptedEngine({"*": breaks}).generate, 30)
+    credited, batch = learnt(plan, found, 30)
+    assert credited.num_lost > 0
+    assert len(credited.entrants) < len({way.action for way in found.continuations})
+    assert {e.turn.text for e in credited.entrants} <= {"0", "1"}
+    assert all(row.turn_id in {e.turn.id for e in credited.entrants} for row in batch.rows["policy"])
+
+
+def test_a_queue_that_answers_in_any_order_gives_the_same(compiled: Compile):
+    plan = compiled(SHAPES, {"table.py": REWARD + COUNT, "inner.yaml": INNER})
+    plan, task = sampling(plan, samples=3, continuations=2), {"words": ["x", "y"]}
+
+    class Late:
+        """Answers a few of those that wait, in random order."""
+
+        def __init__(self) -> None:
+            self.open: list[Request] = []
+            self.rng = random.Random(3)
+
+        def submit(self, requests: Sequence[Request]) -> None:
+            self.open += requests
+
+        def collect(self) -> list[Reply]:
+            self.rng.shuffle(self.open)
+            taken, self.open = self.open[:5], self.open[5:]
+            return ScriptedEngine({"*": speaks}).generate(taken)
+
+        def clear(self) -> None:
+            assert not self.open
+
+    free, strict = (drawn(plan, how, 2, task) for how in (Late(), ScriptedEngine({"*": speaks}).generate))
+    ways = [{(w.action, w.trajectory.id): w.trajectory for w in one.continuations} for one in (free, strict)]
+    assert ways[0] == ways[1]
