@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from masflow.models.backbone import Backbone
-from masflow.models.bare_arena import Block, split_blocks
+from masflow.models.bare_arena import Block, join_blocks, split_blocks
 from masflow.models.bare_weights import Joint, Layer, Norm, Unknown, Voices, layer_of
 from masflow.models.speaking import Opening, Prefix, Stacked
 
@@ -23,11 +23,11 @@ __all__ = ["BareModel", "BareSpeaker"]
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles don't depend on how long a row is."""
-MAX_COPIES = 2**29
-"""Bytes of weights that are copied for steps."""
+MAX_COPIES = 2**26
+"""Bytes up to which weights are copied for steps; larger ones come from memory however they lie."""
 FEW = 4
 """Steps that are over before a copy would have paid."""
-MAX_TOKENS = 2048
+MAX_TOKENS = 1024
 """Prompt tokens that go through a layer together."""
 
 
@@ -68,12 +68,10 @@ class BareModel:
             joint.forget()
 
     def copy(self) -> None:
-        """Make the copies that steps of few rows are fast with, as many as may be; the head's last."""
+        """Make the copies that steps of few rows are fast with."""
         self.has_copies = True
-        left = MAX_COPIES
-        for joint in self.joints:
-            left -= joint.num_bytes
-            if left >= 0:
+        if sum(joint.num_bytes for joint in self.joints) <= MAX_COPIES:
+            for joint in self.joints:
                 joint.copy()
 
     def angles(self, position_N: Tensor, longest: int) -> tuple[Tensor, Tensor]:
@@ -206,6 +204,7 @@ class BareSpeaker:
 
     def _prepare(self, device: torch.device) -> None:
         """What stays the same from step to step while no row comes or goes."""
+        self._blocks = join_blocks(self._blocks)
         position_of = {}
         for block in self._blocks:
             block.begin(self.num_rows)

@@ -2,7 +2,8 @@
 
 Shapes: H key-value heads, R query heads a key-value head, D head size, G prompts of a block, M places of its
 grid (G times the most rows of a prompt), P prompt tokens, T tokens of the rows' own. A block holds the rows
-that were admitted together. Knows no weights.
+that were admitted together, or several such blocks that became one: its rows end at the same own token, and
+some began later. Knows no weights.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from torch import Tensor
 
 from masflow.models.speaking import Opening, Prefix
 
-__all__ = ["Block", "split_blocks"]
+__all__ = ["Block", "join_blocks", "split_blocks"]
 
 _STEP = 32
 """Own tokens of room that a full block makes at least."""
+_PADDING = 4096
+"""Empty places times tokens that cost less than the operations of a block of their own."""
+_SMALL, _APART = 2**23, 4
+"""Bytes up to which blocks are put together; how many blocks there may be before larger ones are."""
 
 
 class Block:
@@ -44,20 +49,39 @@ class Block:
         self.own = [like.new_empty(2, heads, count * self.width, _STEP, size) for _ in range(num_layers)]
         """A layer: (2, H, M, room, D), keys and values."""
         self.num_own = 0
+        self.starts = [0] * count
+        """The first own token of each prompt's rows."""
         self.grid: list[int] = []
         for opening, first in zip(openings, first_rows, strict=True):
             self.grid += [*range(first, first + opening.copies)]
             self.grid += [-1] * (self.width - opening.copies)
         self.bias: Tensor | None = None
+        self.own_bias: Tensor | None = None
 
     @property
     def rows(self) -> list[int]:
         return [row for row in self.grid if row >= 0]
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest row, at most."""
+        return max(self.lengths) + self.num_own
+
+    @property
+    def area(self) -> int:
+        """Places times tokens: what attention has to go through."""
+        return len(self.grid) * self.longest
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values, *self.own))
+
+    @property
     def positions(self) -> list[int]:
         """Of the next token of every row, in the grid's order."""
-        lengths = [length + self.num_own for length in self.lengths]
+        lengths = [
+            length + self.num_own - start for length, start in zip(self.lengths, self.starts, strict=True)
+        ]
         return [lengths[place // self.width] for place, row in enumerate(self.grid) if row >= 0]
 
     def fill(self, layer: int, group: int, keys: Tensor, values: Tensor) -> None:
@@ -80,11 +104,13 @@ class Block:
         self._views: list[Any] = [None] * len(self.keys)
         for layer in range(len(self.keys)):
             self._look(layer)
-        self.bias = None
+        self.bias = self.own_bias = None
         if min(self.lengths) < (longest := max(self.lengths)):
-            is_there = torch.arange(longest)[None] < torch.tensor(self.lengths)[:, None]
-            bias = torch.zeros(is_there.shape).masked_fill_(~is_there, float("-inf"))
-            self.bias = bias[None, :, None].to(self.keys[0])
+            places_P, lengths_G1 = torch.arange(longest), torch.tensor(self.lengths)[:, None]
+            self.bias = _hidden(places_P >= lengths_G1, self.keys[0])[None, :, None]
+        if any(self.starts):
+            starts_M1 = torch.tensor(self.starts).repeat_interleave(self.width)[:, None]
+            self.own_bias = _hidden(torch.arange(max(self.starts)) < starts_M1, self.keys[0])[None, :, None]
 
     def step(self) -> None:
         """Make room for one more own token of every row."""
@@ -130,6 +156,9 @@ class Block:
         if self.bias is not None:
             before.view(heads, -1, self.width * repeat, longest).add_(self.bias)
         since = torch.bmm(query.view(heads * places, repeat, size), own_keys[:, :, :num_own])
+        if self.own_bias is not None:
+            late = since.view(heads, places, repeat, num_own)[..., : self.own_bias.shape[-1]]
+            late.add_(self.own_bias[..., :num_own])
         probs = torch.cat((before.view(heads * places, repeat, longest), since), -1).softmax(-1)
         out = torch.bmm(probs[:, :, :longest].view(keys.shape[0], -1, longest), values)
         out = out.view(heads * places, repeat, size)
@@ -170,6 +199,7 @@ class Block:
         if len(stay) < len(self.lengths):
             stay_G = torch.tensor(stay, device=device)
             self.lengths = [self.lengths[g] for g in stay]
+            self.starts = [self.starts[g] for g in stay]
             longest = max(self.lengths)
             self.keys = [k.index_select(1, stay_G)[..., :longest].contiguous() for k in self.keys]
             self.values = [v.index_select(1, stay_G)[:, :, :longest].contiguous() for v in self.values]
@@ -179,16 +209,72 @@ class Block:
         """All tokens that a row was fed."""
         place = self.grid.index(row)
         group, own = place // self.width, self.num_own
+        start = self.starts[group]
         length = self.lengths[group]
         keys = tuple(
-            torch.cat((k[:, group, :, :length].transpose(1, 2), o[0, :, place, :own]), 1)
+            torch.cat((k[:, group, :, :length].transpose(1, 2), o[0, :, place, start:own]), 1)
             for k, o in zip(self.keys, self.own, strict=True)
         )
         values = tuple(
-            torch.cat((v[:, group, :length], o[1, :, place, :own]), 1)
+            torch.cat((v[:, group, :length], o[1, :, place, start:own]), 1)
             for v, o in zip(self.values, self.own, strict=True)
         )
-        return Prefix(length + own, keys, values)
+        return Prefix(length + own - start, keys, values)
+
+
+def join_blocks(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks, like ones put together: each costs operations of its own at every step and layer."""
+    out = sorted(blocks, key=lambda block: block.num_bytes, reverse=True)
+    kept: list[Block] = []
+    while len(out) > 1:
+        one, other = out[-2:]
+        prompts, width = len(one.lengths) + len(other.lengths), max(one.width, other.width)
+        padded = prompts * width * max(one.longest, other.longest)
+        is_near = padded - one.area - other.area <= max(_PADDING, (one.area + other.area) // 2)
+        if is_near and (one.num_bytes + other.num_bytes <= _SMALL or len(out) + len(kept) > _APART):
+            out[-2:] = [_joined(one, other)]
+        else:
+            kept.append(out.pop())
+    return sorted(out + kept, key=lambda block: min(block.rows))
+
+
+def _joined(one: Block, other: Block) -> Block:
+    """A block of both blocks' prompts and rows."""
+    if min(other.rows) < min(one.rows):
+        one, other = other, one
+    block = object.__new__(Block)
+    block.lengths, block.width = one.lengths + other.lengths, max(one.width, other.width)
+    block.num_own = max(one.num_own, other.num_own)
+    block.starts = [start + block.num_own - b.num_own for b in (one, other) for start in b.starts]
+    block.grid = []
+    for b in (one, other):
+        for start in range(0, len(b.grid), b.width):
+            block.grid += b.grid[start : start + b.width] + [-1] * (block.width - b.width)
+    block.bias = block.own_bias = None
+    longest, room = max(block.lengths), block.num_own + _STEP
+    block.keys, block.values, block.own = [], [], []
+    for layer in range(len(one.keys)):
+        heads, _, size, _ = one.keys[layer].shape
+        keys = one.keys[layer].new_zeros(heads, len(block.lengths), size, longest)
+        values = one.values[layer].new_zeros(heads, len(block.lengths), longest, size)
+        own = one.own[layer].new_zeros(2, heads, len(block.lengths), block.width, room, size)
+        group = 0
+        for b in (one, other):
+            groups, length = slice(group, group + len(b.lengths)), b.keys[layer].shape[3]
+            keys[:, groups, :, :length] = b.keys[layer]
+            values[:, groups, :length] = b.values[layer]
+            theirs = b.own[layer].view(2, heads, len(b.lengths), b.width, -1, size)[..., : b.num_own, :]
+            own[:, :, groups, : b.width, block.num_own - b.num_own : block.num_own] = theirs
+            group += len(b.lengths)
+        block.keys.append(keys)
+        block.values.append(values)
+        block.own.append(own.view(2, heads, -1, room, size))
+    return block
+
+
+def _hidden(is_hidden: Tensor, like: Tensor) -> Tensor:
+    """Minus infinity where true."""
+    return torch.zeros(is_hidden.shape).masked_fill_(is_hidden, float("-inf")).to(like)
 
 
 def split_blocks(openings: Sequence[Opening]) -> list[list[int]]:

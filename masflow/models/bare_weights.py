@@ -1,7 +1,7 @@
 """A decoder's weights without its modules: matrices that read the same input are one product, adapters aside.
 
 Parameters are read where they are. For the steps of few rows in float32, where a product reads a matrix much
-faster by columns, there are copies that live only while rows do. Shapes: N tokens, R ranks of all adapters
+faster by columns, there are copies that hold only while rows do. Shapes: N tokens, R ranks of all adapters
 together. Knows no attention.
 """
 
@@ -59,6 +59,8 @@ class Joint:
         self.size = sum(self.sizes)
         self.change = _Change(layers, self.sizes, names) if _adapted(layers) else None
         self._copy: Tensor | None = None
+        self._room: Tensor | None = None
+        """Where the copy stood last."""
         self._bias: Tensor | None = None
 
     @property
@@ -76,9 +78,12 @@ class Joint:
         """Make the copy: (in, out), by columns where that is what makes it fast."""
         weights = [base.weight for base in self.bases]
         if weights[0].dtype == torch.float32 and weights[0].device.type == "cpu":
-            copy = self._copy = weights[0].new_empty(weights[0].shape[1], self.size)
+            copy = self._room
+            if copy is None:
+                copy = self._room = weights[0].new_empty(weights[0].shape[1], self.size)
             for part, weight in zip(copy.split(self.sizes, 1), weights, strict=True):
                 part.copy_(weight.t())
+            self._copy = copy
         else:
             self._copy = (weights[0] if len(weights) == 1 else torch.cat(weights)).t()
         if self.bases[0].bias is not None:
