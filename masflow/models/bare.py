@@ -132,6 +132,12 @@ class BareSpeaker:
             backbone.bare = (kind, _proven(backbone, names))
         return None if backbone.bare[1] is None else cls(backbone.bare[1], stacked)
 
+    @staticmethod
+    def forget(backbone: Backbone) -> None:
+        """Weights are others now. Rows that are under way go on with the new ones."""
+        if backbone.bare is not None and backbone.bare[1] is not None:
+            backbone.bare[1].forget()
+
     @property
     def num_rows(self) -> int:
         return len(self._names)
@@ -182,7 +188,7 @@ class BareSpeaker:
     def step(self, token_B: Tensor) -> Tensor:
         """One token a row through all layers; (B, V) logits of the next."""
         model = self._model
-        if self._num_steps == FEW and not model.has_copies:
+        if self._num_steps >= FEW and not model.has_copies:
             with torch.no_grad():
                 model.copy()
         self._num_steps += 1

@@ -222,6 +222,7 @@ class Worker:
         """Weights of this process are others now."""
         if isinstance(self.engine, TransformersEngine):
             self.engine.moved()
+        BareSpeaker.forget(self.backbone)
 
     # -- publishing -------------------------------------------------------------------------------
 

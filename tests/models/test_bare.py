@@ -234,6 +234,19 @@ def test_an_update_in_place_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
         optimizer.step()
 
 
+def test_rows_under_way_go_on_with_new_weights_that_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bare, "FEW", 1)
+    backbone = make("llama")
+    party = Party(backbone)
+    party.admit(Opening(party.prompt(5), copies=2))
+    party.step(3)
+    head = backbone.model.lm_head.weight  # keys and values don't depend on it
+    with torch.no_grad():
+        head.data.mul_(2)
+    BareSpeaker.forget(backbone)
+    party.step(2)
+
+
 @pytest.mark.parametrize("kind", ["llama, tied, biases", "qwen3"])
 @pytest.mark.parametrize("room", [0, 2**26])
 def test_steps_are_the_same_with_as_many_copies_as_may_be(
