@@ -310,7 +310,7 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
         except SpecError as error:
             here = loaded.source.where("passes", i)
             problems.extend(
-                p if p.file else Problem.at(here, p.code, p.message, p.fix) for p in error.problems
+                p if p.line else Problem.at(here, p.code, p.message, p.fix) for p in error.problems
             )
             return plan
         entry = {
