@@ -64,6 +64,12 @@ class Backbone:
     def vocab_size(self) -> int:
         return int(self.model.config.vocab_size)
 
+    @property
+    def linear_head(self) -> nn.Linear | None:
+        """The head, where logits are its output times `scale`, and nothing else."""
+        is_linear = self._is_split and not self.cap and type(self.head) is nn.Linear
+        return self.head if is_linear and isinstance(self.head, nn.Linear) else None
+
     def hidden(
         self,
         ids_BT: Tensor,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from masflow.models.backbone import Backbone
+from masflow.models.fused import TokenLoss, can_fuse, fused_loss
 from masflow.models.packs import Budget, MicroBatch
 from masflow.models.vocabulary import token_scores
 
@@ -44,19 +45,26 @@ class Scorer(nn.Module):
         return self.model.get_output_embeddings()
 
     def forward(
-        self, batch: MicroBatch, entropy: Literal["none", "measured", "trained"] = "none"
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self,
+        batch: MicroBatch,
+        entropy: Literal["none", "measured", "trained"] = "none",
+        loss_of: TokenLoss | None = None,
+    ) -> Any:
         """Log-probs of the reply tokens, of the softmax of logits divided by the row's temperature.
 
         Args:
             entropy: whether entropies are computed, and whether gradients flow through them.
+            loss_of: what to make of them.
         Returns:
-            (B, T) log-probs, (B, T) entropies, (B, T) bool: which places are reply tokens; 0 elsewhere.
+            (B, T) log-probs, (B, T) entropies, (B, T) bool: which places are reply tokens; 0 elsewhere. With
+            `loss_of` the sum of the tokens' losses instead.
         """
         is_plain = batch.mask is None and batch.blocks is None
         positions_ST = None if is_plain else batch.positions_ST
         hidden = self.backbone.hidden(batch.ids_ST, batch.mask, positions_ST, blocks=batch.blocks)
         hidden_UD = hidden.flatten(0, 1)[batch.source_U]
+        if loss_of is not None:
+            return self._loss(hidden_UD, batch, entropy, loss_of)
         logprobs_N, entropy_U = token_scores(self.backbone, hidden_UD, batch, entropy, self.max_logits)
         shape = (len(batch.rows), int(batch.lengths_B.max()))
         place = (batch.row_N, batch.offset_N)
@@ -66,3 +74,17 @@ class Scorer(nn.Module):
         )
         entropy_BT = empty if entropy_U is None else empty.index_put(place, entropy_U[batch.prediction_N])
         return empty.index_put(place, logprobs_N), entropy_BT, mask_BT
+
+    def _loss(
+        self,
+        hidden_UD: Tensor,
+        batch: MicroBatch,
+        entropy: Literal["none", "measured", "trained"],
+        loss_of: TokenLoss,
+    ) -> Tensor:
+        head, is_sharded = self.backbone.linear_head, hasattr(self, "unshard")
+        if head is not None and can_fuse(head) and not is_sharded:
+            return fused_loss(head, self.backbone.scale, hidden_UD, batch, loss_of)
+        logprobs_N, entropy_U = token_scores(self.backbone, hidden_UD, batch, entropy, self.max_logits)
+        entropy_N = torch.zeros_like(logprobs_N) if entropy_U is None else entropy_U[batch.prediction_N]
+        return loss_of(logprobs_N, entropy_N, torch.arange(len(logprobs_N), device=logprobs_N.device)).sum()

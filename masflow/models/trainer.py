@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from masflow.errors import RunError, boundary
 from masflow.models.backbone import Backbone
 from masflow.models.experience import Row
+from masflow.models.fused import TokenLoss
 from masflow.models.packs import Budget, MicroBatch, budget_of, pack
 from masflow.models.ranks import Alone, Ranks, Together
 from masflow.models.scorer import Scorer
@@ -142,10 +143,12 @@ class Totals:
     sums: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
 
-    def add(self, metrics_BT: Mapping[str, Tensor], mask_BT: Tensor) -> None:
-        self.tokens += int(mask_BT.sum())
-        for name, value_BT in metrics_BT.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float((value_BT * mask_BT).sum())
+    def add(self, metrics_n: Mapping[str, Tensor]) -> None:
+        """Each (n,) over reply tokens, or (n, 1)."""
+        found = torch.stack([value_n.sum() for value_n in metrics_n.values()]).tolist()
+        self.tokens += len(next(iter(metrics_n.values())))
+        for name, value in zip(metrics_n, found, strict=True):
+            self.sums[name] = self.sums.get(name, 0.0) + value
 
     def join(self, other: Totals) -> None:
         self.tokens += other.tokens
@@ -226,6 +229,10 @@ class Trainer:
                     found[number] = scores.logprobs_BT[b, : len(rows[number].reply_ids)].tolist()
         return [found[i] for i in range(len(rows))]
 
+    @property
+    def _loss_dtype(self) -> torch.dtype:
+        return torch.promote_types(self.backbone.model.dtype, torch.float32)
+
     def _nothing(self) -> MicroBatch:
         """One token that says nothing: a pass that is made only because the other ranks make one."""
         return self.pack([Row("", "", (0,), (0,), (0.0,), 0, "", "")], [1.0])[0]
@@ -248,13 +255,15 @@ class Trainer:
         mine = [rows[i] for i in self.ranks.share(rows)]
         done = Pass()
 
-        def loss_B(scores: Scores, batch: MicroBatch) -> Tensor:
-            likely_BT = scores.logprobs_BT.detach() > math.log(0.5)
-            done.right += float(likely_BT.logical_and(scores.mask_BT).sum())
-            return -scores.logprobs_BT.sum(1) / num_tokens
+        def loss_of(batch: MicroBatch) -> TokenLoss:
+            def loss_n(logprobs_n: Tensor, entropy_n: Tensor, place_n: Tensor) -> Tensor:
+                done.right += float((logprobs_n.detach() > math.log(0.5)).sum())
+                return -logprobs_n / num_tokens
+
+            return loss_n
 
         with self.ranks.together(f"in step {step + 1} of policy '{learner.name}'"):
-            self._backward(learner, mine, [1.0] * len(mine), loss_B, "none", done, rows, step)
+            self._backward(learner, mine, [1.0] * len(mine), loss_of, "none", done, rows, step)
             found = self._agree(learner, done, rows, step)
             norm = self._apply(learner, optimizer, spec, rows, step)
         return {
@@ -335,24 +344,40 @@ class Trainer:
         """The gradient of this rank's share of a mini-batch, joined with the others'; what each measured."""
         done = Pass()
 
-        def loss_B(scores: Scores, batch: MicroBatch) -> Tensor:
-            like, places = scores.logprobs_BT, [share[b] for b in batch.rows]
-            advantages_B = like.new_tensor([items[i].advantage for i in places])
-            weights_B = like.new_tensor([items[i].token_weight for i in places])
-            loss_BT, metrics = token_loss_BT(
-                scores.logprobs_BT,
-                _grid([rows[i].logprobs for i in places], like),
-                advantages_B,
-                loss,
-                reference_BT=_grid([references[i] for i in places], like) if references else None,
-                entropy_BT=scores.entropy_BT,
-            )
-            measured.add(metrics, scores.mask_BT)
-            return (loss_BT * scores.mask_BT).sum(1) * weights_B
+        def loss_of(batch: MicroBatch) -> TokenLoss:
+            places = [share[b] for b in batch.rows]
+            dtype, row_N = self._loss_dtype, batch.row_N
+
+            def of_tokens(values: Sequence[Sequence[float]]) -> Tensor:
+                flat = [value for row in values for value in row]
+                return torch.tensor(flat, dtype=dtype, device=row_N.device)
+
+            def of_rows(values: Sequence[float]) -> Tensor:
+                return torch.tensor(values, dtype=dtype, device=row_N.device)[row_N]
+
+            old_N = of_tokens([rows[i].logprobs for i in places])
+            reference_N = of_tokens([references[i] for i in places]) if references else None
+            advantages_N = of_rows([items[i].advantage for i in places])
+            weights_N = of_rows([items[i].token_weight for i in places])
+
+            def loss_n(logprobs_n: Tensor, entropy_n: Tensor, place_n: Tensor) -> Tensor:
+                # Each token as a row of its own: the loss knows no more of a row than its advantage.
+                loss_n1, metrics = token_loss_BT(
+                    logprobs_n[:, None],
+                    old_N[place_n, None],
+                    advantages_N[place_n],
+                    loss,
+                    None if reference_N is None else reference_N[place_n, None],
+                    entropy_n[:, None],
+                )
+                measured.add(metrics)
+                return loss_n1[:, 0] * weights_N[place_n]
+
+            return loss_n
 
         mine, temperatures = [rows[i] for i in share], [items[i].temperature for i in share]
         entropy = "trained" if loss.entropy else "measured"
-        self._backward(learner, mine, temperatures, loss_B, entropy, done, mini_rows, step)
+        self._backward(learner, mine, temperatures, loss_of, entropy, done, mini_rows, step)
         return self._agree(learner, done, mini_rows, step)
 
     def _reference(
@@ -381,7 +406,7 @@ class Trainer:
         learner: Learner,
         mine: Sequence[Row],
         temperatures: Sequence[float],
-        loss_of: Callable[[Scores, MicroBatch], Tensor],
+        loss_of: Callable[[MicroBatch], TokenLoss],
         entropy: Literal["none", "measured", "trained"],
         done: Pass,
         rows: Sequence[Row],
@@ -397,14 +422,14 @@ class Trainer:
                 if batch is None:
                     (score(self._nothing(), entropy)[0].sum() * 0.0).backward()
                     continue
-                scores = Scores(*score(batch, entropy))
-                loss_B = loss_of(scores, batch)
-                wrong = (~torch.isfinite(loss_B.detach())).nonzero()[:, 0].tolist()
+                loss_B, watched = _watched(batch, loss_of(batch), self._loss_dtype)
+                loss = score(batch, entropy, watched)
+                wrong = (~torch.isfinite(loss_B)).nonzero()[:, 0].tolist()
                 done.bad += [mine[i].turn_id for i in sorted(batch.rows[b] for b in wrong)]
                 if done.bad and isinstance(self.ranks, Alone):
                     self._stop("loss", done.bad, rows, learner, step)
-                loss_B.sum().backward()
-                done.loss += float(loss_B.detach().sum())
+                loss.backward()
+                done.loss += float(loss_B.sum())
 
     def _wrap(self, learner: Learner) -> None:
         """Try a pass of one token, so that DDP knows whether some weights may take no part in it."""
@@ -452,7 +477,13 @@ class Trainer:
         )
 
 
-def _grid(values: Sequence[Sequence[float]], like_BT: Tensor) -> Tensor:
-    """Ragged rows as a (B, T) tensor with zeros beyond their ends."""
-    width = like_BT.shape[1]
-    return like_BT.new_tensor([[*row, *([0.0] * (width - len(row)))] for row in values])
+def _watched(batch: MicroBatch, loss_of: TokenLoss, dtype: torch.dtype) -> tuple[Tensor, TokenLoss]:
+    """(B,) that each row's loss is added to as its tokens are seen, and the loss that does so."""
+    loss_B = torch.zeros(len(batch.rows), dtype=dtype, device=batch.row_N.device)
+
+    def loss_n(logprobs_n: Tensor, entropy_n: Tensor, place_n: Tensor) -> Tensor:
+        found_n = loss_of(logprobs_n, entropy_n, place_n)
+        loss_B.index_add_(0, batch.row_N[place_n], found_n.detach())
+        return found_n
+
+    return loss_B, loss_n
