@@ -8,6 +8,7 @@ nothing. Rows may join and leave at any time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,12 +32,30 @@ class NotFinite(ArithmeticError):
         self.rows = list(rows)
 
 
+class Streams:
+    """Numbers in [0, 1) by seed and place: the stream of `Generator(Philox(key=seed)).random()`."""
+
+    def __init__(self) -> None:
+        self._philox = np.random.Philox(key=0)
+        self._generator = np.random.Generator(self._philox)
+        self._state: Any = self._philox.state
+
+    def block(self, seed: int, number: int) -> np.ndarray:
+        """(64,) float64: those from place 64 · `number` on."""
+        state = self._state
+        state["state"]["key"][:] = seed & (2**64 - 1), seed >> 64
+        state["state"]["counter"][:] = number * _BLOCK // 4, 0, 0, 0
+        self._philox.state = state
+        return self._generator.random(_BLOCK)
+
+
 class Sampler:
     """The sampling state of the rows of one batch, in their order."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._generators: list[np.random.Generator] = []
+        self._streams = Streams()
+        self._seeds: list[int] = []
         self._uniforms = np.empty((0, _BLOCK))
         self._place_B = np.empty(0, dtype=np.int64)
         self._params: list[SamplingParams] = []
@@ -44,9 +63,8 @@ class Sampler:
 
     def join(self, params: Sequence[SamplingParams], seeds: Sequence[int]) -> None:
         """New rows behind those that are here."""
-        generators = [np.random.Generator(np.random.Philox(key=seed)) for seed in seeds]
-        blocks = [generator.random(_BLOCK) for generator in generators]
-        self._generators += generators
+        blocks = [self._streams.block(seed, 0) for seed in seeds]
+        self._seeds += seeds
         self._uniforms = np.concatenate([self._uniforms, blocks]) if blocks else self._uniforms
         self._place_B = np.concatenate([self._place_B, np.zeros(len(seeds), dtype=np.int64)])
         self._params += params
@@ -54,7 +72,7 @@ class Sampler:
 
     def select(self, stay: np.ndarray) -> None:
         """Keep these rows, (n,) int64, in this order."""
-        self._generators = [self._generators[row] for row in stay]
+        self._seeds = [self._seeds[row] for row in stay]
         self._params = [self._params[row] for row in stay]
         self._uniforms, self._place_B = self._uniforms[stay], self._place_B[stay]
         self._settle()
@@ -62,7 +80,9 @@ class Sampler:
     def _settle(self) -> None:
         params = self._params
         heats = [p.temperature for p in params]
-        self._rows = np.arange(len(params))
+        self._first_B = np.arange(len(params)) * _BLOCK
+        self._left = int((_BLOCK - self._place_B % _BLOCK).min(initial=_BLOCK))
+        """Steps until the first row has used up its block."""
         self._is_plain = all(p.top_k <= 0 and p.top_p >= 1.0 for p in params)
         self._is_greedy = all(heat <= 0 for heat in heats)
         self._any_greedy = any(heat <= 0 for heat in heats)
@@ -98,12 +118,14 @@ class Sampler:
 
     def _next(self) -> Tensor:
         """(B,) float64 in [0, 1): the next number of each row's stream."""
-        offset_B = self._place_B % _BLOCK
-        if not offset_B.all():
-            for row in ((offset_B == 0) & (self._place_B > 0)).nonzero()[0]:
-                self._uniforms[row] = self._generators[row].random(_BLOCK)
+        uniform_B = self._uniforms.take(self._first_B + self._place_B % _BLOCK)
         self._place_B += 1
-        return torch.from_numpy(self._uniforms[self._rows, offset_B]).to(self.device)
+        self._left -= 1
+        if not self._left:
+            for row in (self._place_B % _BLOCK == 0).nonzero()[0]:
+                self._uniforms[row] = self._streams.block(self._seeds[row], int(self._place_B[row]) // _BLOCK)
+            self._left = int((_BLOCK - self._place_B % _BLOCK).min())
+        return torch.from_numpy(uniform_B).to(self.device)
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,22 +156,19 @@ def _greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
 
 def _invert(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     """As `draw`; where nothing can be drawn the log-prob is NaN and the token any."""
-    top_B1 = logits_BV.amax(-1, keepdim=True)
-    mass_BV = (logits_BV - top_B1).float().exp_()
-    size = mass_BV.shape[-1]
+    probs_BV = torch.softmax(logits_BV, -1, dtype=torch.float32)
+    size = probs_BV.shape[-1]
     if size % _SLICE:
-        mass_BV = torch.nn.functional.pad(mass_BV, (0, -size % _SLICE))
-    slices_BKS = mass_BV.unflatten(-1, (-1, _SLICE))
-    ends_BK = slices_BKS.sum(-1, dtype=torch.float32).double().cumsum(-1)
-    total_B = ends_BK[:, -1]
-    aim_B1 = (uniform_B * total_B)[:, None]
+        probs_BV = torch.nn.functional.pad(probs_BV, (0, -size % _SLICE))
+    slices_BKS = probs_BV.unflatten(-1, (-1, _SLICE))
+    ends_BK = slices_BKS.sum(-1).cumsum(-1, dtype=torch.float64)
+    aim_B1 = (uniform_B * ends_BK[:, -1])[:, None]
     slice_B1 = _first_above(ends_BK, aim_B1)
-    before_B1 = torch.where(slice_B1 > 0, ends_BK.gather(-1, (slice_B1 - 1).clamp(min=0)), 0.0)
-    chosen_BS = slices_BKS.gather(1, slice_B1[:, :, None].expand(-1, -1, _SLICE))[:, 0].double().cumsum(-1)
-    token_B = slice_B1[:, 0] * _SLICE + _first_above(chosen_BS, aim_B1 - before_B1)[:, 0]
-    token_B = token_B.clamp(max=size - 1)
-    logprob_B = logits_BV.gather(-1, token_B[:, None])[:, 0] - top_B1[:, 0] - total_B.log().float()
-    return token_B, logprob_B.float()
+    before_B1 = torch.where(slice_B1 > 0, ends_BK.gather(-1, (slice_B1 - 1).clamp_(min=0)), 0.0)
+    chosen_BS = slices_BKS[torch.arange(len(logits_BV), device=logits_BV.device), slice_B1[:, 0]]
+    place_B1 = _first_above(chosen_BS.cumsum(-1, dtype=torch.float64), aim_B1 - before_B1)
+    token_B1 = (slice_B1 * _SLICE + place_B1).clamp_(max=size - 1)
+    return token_B1[:, 0], chosen_BS.gather(-1, place_B1)[:, 0].log()
 
 
 def _first_above(sums_BN: Tensor, aim_B1: Tensor) -> Tensor:
