@@ -113,6 +113,8 @@ class BareModel:
 class BareSpeaker:
     """Rows that are drawn together, a `Speaker`."""
 
+    shares_prompts = True
+
     def __init__(self, model: BareModel, stacked: Stacked | None = None):
         """`stacked` None: whichever adapter is on speaks, whatever an opening says."""
         self._model, self._stacked = model, stacked

@@ -116,6 +116,8 @@ class Drawing:
         self._sampler = Sampler(device)
         self._waiting: deque[tuple[int, Job]] = deque()
         self._waited = self._added = 0
+        self._fits: int | None = None
+        """How many may join; None: that has to be found out."""
         self._jobs: list[Job] = []
         """By row, as what follows."""
         self._number_B = self._count_B = self._limit_B = np.empty(0, dtype=np.int64)
@@ -132,6 +134,7 @@ class Drawing:
         """Queue jobs, shortest prompts first; their numbers."""
         numbers = list(range(self._added, self._added + len(jobs)))
         self._added += len(jobs)
+        self._fits = None
         together = zip(numbers, jobs, strict=True)
         self._waiting.extend(sorted(together, key=lambda pair: (len(pair[1].prompt_ids), pair[0])))
         return numbers
@@ -155,17 +158,30 @@ class Drawing:
     def _next_jobs(self) -> list[tuple[int, Job]]:
         """The jobs that join now: as many as fit, once that is worth the trouble."""
         self._waited += 1
-        rows, longest = len(self._jobs), max((j.num_tokens for j in self._jobs), default=0)
-        count = 0
-        for _, job in self._waiting:
-            longest = max(longest, job.num_tokens)
-            if self._budget is not None and (rows + count + 1) * longest > self._budget and rows + count:
-                break
-            count += 1
+        if self._fits is None:
+            self._fits = self._fitting()
+        count, rows = self._fits, len(self._jobs)
         if count < len(self._waiting) and 4 * count < rows and self._waited < _PATIENCE:
             return []
-        self._waited = 0
+        self._waited, self._fits = 0, None
         return [self._waiting.popleft() for _ in range(count)]
+
+    def _fitting(self) -> int:
+        """How many of those that wait the budget lets in; a job that alone exceeds it comes alone."""
+        if self._budget is None:
+            return len(self._waiting)
+        rows, longest = len(self._jobs), max((j.num_tokens for j in self._jobs), default=0)
+        shares = self._speaker.shares_prompts
+        prompts = {(j.adapter, j.prompt_ids) for j in self._jobs} if shares else set()
+        held = sum(len(ids) for _, ids in prompts) + sum(j.sampling.max_tokens for j in self._jobs)
+        for count, (_, job) in enumerate(self._waiting):
+            prompt = (job.adapter, job.prompt_ids)
+            held += job.sampling.max_tokens + (len(job.prompt_ids) if prompt not in prompts else 0)
+            prompts.add(prompt)
+            rows, longest = rows + 1, max(longest, job.num_tokens)
+            if (held if shares else rows * longest) > self._budget and rows > 1:
+                return count
+        return len(self._waiting)
 
     def _join(self, joining: Sequence[tuple[int, Job]]) -> Tensor:
         """Prefill; (n, V) logits of the new rows' first tokens."""
@@ -215,6 +231,7 @@ class Drawing:
 
     def _leave(self, done_B: np.ndarray, stopped_B: np.ndarray) -> list[tuple[int, Sampled]]:
         rows = done_B.nonzero()[0].tolist()
+        self._fits = None
         wanted = [self._memory is not None and self._jobs[row].is_kept for row in rows]
         prefixes = self._speaker.leave(rows, wanted)
         found = []

@@ -60,6 +60,11 @@ class Speaker(Protocol):
     @property
     def num_rows(self) -> int: ...
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Rows of one opening hold its keys and values once."""
+        ...
+
     def admit(self, openings: Sequence[Opening]) -> Tensor:
         """Prefill. The new rows stand behind those that are there, opening by opening, copy by copy.
 
@@ -92,6 +97,8 @@ class Stacked(Protocol):
 
 class ModuleSpeaker:
     """Any architecture, through its Hugging Face modules and an arena for their keys and values."""
+
+    shares_prompts = False
 
     def __init__(self, backbone: Backbone, stacked: Stacked | None = None):
         """`stacked` None: whichever adapter is on speaks, whatever an opening says."""
