@@ -1,8 +1,8 @@
 """Makes the models that all sides load, once, with masflow's own base maker: Hugging Face folders.
 
 No reply ends before its length, on any side and without a logits processor: the head's rows of special
-tokens, single characters and line breaks point against a direction that every embedding shares, so that they
-are never drawn.
+tokens, single characters and line breaks point against a direction that every embedding shares and no layer
+writes to, so that they are never drawn.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from masflow.spec.mapping import ConfigBase
 from tests.bench.speed.workloads import MODELS, words
 
 SMOLLM2 = Path("models/SmolLM2-135M-Instruct")
-SHARED = 0.3
+SHARED = 1.0
 """Of every embedding along the shared direction: the first coordinate."""
-AGAINST = 10.0
+AGAINST = 40.0
 NEVER_SPOKEN = "<empty_output>"
 """The token of SmolLM2's tokenizer that stands in for its end of a reply."""
 
@@ -88,6 +88,8 @@ def silence(model: Any, spoken: set[int]) -> None:
     """Make a model that draws none but these tokens."""
     with torch.no_grad():
         model.get_input_embeddings().weight[:, 0] = SHARED
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0.0
         head_VD = model.get_output_embeddings().weight
         silent = [token for token in range(head_VD.shape[0]) if token not in spoken]
         head_VD[silent] = 0.0

@@ -54,7 +54,7 @@ def run_side(side: Side, comparison: Comparison) -> dict[str, Any]:
 def measure(comparison: Comparison, pairs: int) -> dict[str, Any]:
     """All pairs of one comparison, and what they come to."""
     rows: list[list[dict[str, Any]]] = []
-    for _ in range(pairs):
+    for _ in range(min(pairs, comparison.most_pairs)):
         rows.append([run_side(side, comparison) for side in comparison.sides])
         print(f"  {comparison.name}: {ratios(rows, 'samples_per_s')[-1]:.2f}", flush=True)
     if comparison.equal:

@@ -33,7 +33,7 @@ class Steps(TrainerCallback):
 
 def config(work: Workload, place: str) -> GRPOConfig:
     """One optimizer step of all samples; no recomputation, half precision or reference model."""
-    batch = int(os.environ.get("TRL_MICRO_BATCH", work.episodes))
+    batch = min(work.micro or work.episodes, work.episodes)
     return GRPOConfig(
         output_dir=place,
         per_device_train_batch_size=batch,

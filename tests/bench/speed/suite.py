@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.bench.speed.workloads import Workload
 
-RETRIEVAL = Workload("retrieval", "1M", prompt_tokens=512, tasks=4, steps=3)
+RETRIEVAL = Workload("retrieval", "1M", prompt_tokens=512, tasks=4, micro=16, steps=3)
 SHORT = Workload("short", "1M", prompt_tokens=32, tasks=8, steps=6)
 TALK = Workload("conversation", "1M", prompt_tokens=64, tasks=21, group=4, roles=2, turns=4, steps=1)
 PAIR = Workload("two_roles", "1M", prompt_tokens=64, tasks=1, group=8, roles=2, steps=12)
@@ -43,6 +43,8 @@ class Comparison:
     equal: str | None = None
     """A fact that both sides have to agree on."""
     unit: str = "samples"
+    most_pairs: int = 99
+    """Where a pair takes minutes."""
 
     @property
     def kind(self) -> str:
@@ -51,8 +53,10 @@ class Comparison:
 
 def sized(work: Workload, model: str) -> Workload:
     """The workload on another model; larger ones get fewer tasks and steps."""
-    tasks, steps = {"1M": (99, 99), "5M": (4, 2), "20M": (2, 1)}.get(model, (2, 1))
-    return replace(work, model=model, tasks=min(work.tasks, tasks), steps=min(work.steps, steps))
+    if model == "1M":
+        return work
+    tasks, steps = {"5M": (4, 2), "20M": (2, 1), "SmolLM2-135M": (1, 1)}.get(model, (2, 1))
+    return replace(work, model=model, tasks=min(work.tasks, tasks), steps=min(work.steps, steps), micro=8)
 
 
 def trained(work: Workload, other: str, bar: float | None, memory: float | None = None) -> Comparison:
@@ -138,8 +142,11 @@ COMPARISONS: tuple[Comparison, ...] = (
         memory=0.25,
         unit="tokens",
     ),
-    *(trained(sized(RETRIEVAL, model), "trl", None) for model in ("v49k", "v150k", "SmolLM2-135M")),
-    *(trained(sized(RETRIEVAL, model), "floor", None) for model in ("v49k", "v150k", "SmolLM2-135M")),
+    *(
+        replace(trained(sized(RETRIEVAL, model), other, None), most_pairs=most)
+        for model, most in (("v49k", 99), ("v150k", 3), ("SmolLM2-135M", 2))
+        for other in ("trl", "floor")
+    ),
 )
 
 

@@ -39,6 +39,8 @@ class Workload:
     """One role after another, each with a prompt of this length that hangs on the reply before it."""
     credit: str = ""
     """With nodes: how actions drawn at nodes are credited; empty: whole trajectories are drawn."""
+    micro: int | None = None
+    """Rows of TRL's micro-batches, where it is faster with fewer than all."""
     steps: int = 3
     """Measured, after one that warms up."""
 
