@@ -46,6 +46,9 @@ Checkpoint = Annotated[
 
 def main() -> None:
     """The program `masflow`."""
+    from masflow.runtime.garbage import starting
+
+    starting()
     from masflow.runtime.rundir import Interrupted
 
     for stream in (sys.stdout, sys.stderr, sys.stdin):  # a terminal may not know every letter

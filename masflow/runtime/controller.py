@@ -22,7 +22,7 @@ from masflow.compiler import dump_plan
 from masflow.compiler.plan import STAGES, Plan, PolicyIR
 from masflow.compiler.rows import Task, load_tasks
 from masflow.errors import RunError
-from masflow.runtime import alarms, checkpoints
+from masflow.runtime import alarms, checkpoints, garbage
 from masflow.runtime import evaluate as evaluation
 from masflow.runtime.checkpoints import RunState, writing
 from masflow.runtime.resuming import check_begun, has_eval, open_state
@@ -125,6 +125,7 @@ def train(
         stack.callback(trace.close)
         trackers = Trackers(plan, folder.path, state, resume)
         stack.callback(trackers.close)
+        garbage.started()
         run = Run(plan, folder, team, ToolBox(plan), trace, state, stop, on_event, trackers)
         try:
             result = go(run, only_warm_start)

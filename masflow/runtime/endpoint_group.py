@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from masflow.compiler.plan import ModelIR
 from masflow.errors import RunError
-from masflow.models.endpoint_engine import EndpointEngine
 from masflow.models.engine import Reply, Request
 from masflow.trace import Turn
 
@@ -45,6 +44,8 @@ class EndpointGroup:
         Raises:
             RunError: a key's environment variable is named and not set.
         """
+        from masflow.models.endpoint_engine import EndpointEngine  # its HTTP client is for few runs
+
         assert model.endpoint is not None and model.served is not None
         self.model = model
         self.incidents: list[str] = []

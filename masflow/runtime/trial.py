@@ -18,7 +18,7 @@ from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.rows import field_problem, load_tasks, task_of
 from masflow.errors import Problem, RunError, SpecError
 from masflow.rl.score import score
-from masflow.runtime import checkpoints
+from masflow.runtime import checkpoints, garbage
 from masflow.runtime import evaluate as evaluation
 from masflow.runtime.controller import with_init
 from masflow.runtime.episodes import play
@@ -49,6 +49,7 @@ def loaded(plan: Plan, reference: str | None) -> Iterator[Team]:
         stack.callback(team.close)
         if place is not None:
             checkpoints.restore(place, dict(team.groups))
+        garbage.started()
         yield team
 
 
