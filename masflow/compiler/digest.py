@@ -21,6 +21,9 @@ from masflow.spec.base import STORED
 
 __all__ = ["dump_plan", "load_plan", "plan_data", "sealed"]
 
+WITHOUT_EFFECT = ("prefix_sharing",)
+"""Passes that change how fast is learned, and nothing of what."""
+
 
 @lru_cache(maxsize=1)
 def _adapter() -> TypeAdapter[Plan]:
@@ -55,8 +58,9 @@ def load_plan(text: str) -> Plan:
 def sealed(plan: Plan) -> Plan:
     """The plan with its digest: 16 hexadecimal digits of SHA-256 over what the digest covers."""
     data = plan_data(plan)
-    for key in ("root_dir", "runtime", "digest", "groups"):
+    for key in ("root_dir", "runtime", "digest", "groups", "sharing"):
         data.pop(key)
+    data["passes"] = [entry for entry in data["passes"] if entry["name"] not in WITHOUT_EFFECT]
     data["init"] = data.pop("init_hash") or None
     for graph in data["workflows"].values():
         _strip_graph(graph)

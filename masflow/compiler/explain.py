@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, Literal
 
 from masflow.compiler.chat import notes_of
@@ -41,6 +42,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "rewards": [_reward_data(reward) for reward in plan.graph.rewards],
         "stages": [{"name": stage.name, "op": stage.op} for stage in plan.stages],
         "passes": list(plan.passes),
+        "prefix_sharing": [asdict(entry) for entry in plan.sharing],
         "data": {
             split: [{"path": s.path, "weight": s.weight} for s in sources]
             for split, sources in plan.data.items()
@@ -251,6 +253,10 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     elif plan.warm_start:
         yield f"warm start: {plan.warm_start.steps} supervised steps of {plan.warm_start.batch} turns a role"
     yield f"{train.steps} steps, seed {train.seed}"
+    for entry in plan.sharing:
+        about = f", about {entry.computed_tokens} of {entry.rows_tokens} tokens a task beside what is put in"
+        saves = about if entry.computed_tokens < entry.rows_tokens else ""
+        yield f"prefix sharing of {entry.model} {'on' if entry.shares else 'off'}: {entry.why}{saves}"
 
 
 def _node_words(plan: Plan) -> str:

@@ -21,7 +21,7 @@ from masflow.compiler.rows import FILE_ENDS, row_problems
 from masflow.compiler.saved_data import is_saved, saved_hash, saved_split
 from masflow.compiler.team import graphs_below, speakers_of
 from masflow.errors import Problem, SpecError, Where, unknown
-from masflow.passes import known_passes
+from masflow.passes import DEFAULT, known_passes
 from masflow.project import Loaded, expand_data, resolve
 from masflow.spec.base import Fault, fault_of
 from masflow.spec.experiment import Algorithm, DataSource, Experiment
@@ -319,6 +319,8 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
             "changes": changes(before, plan_data(plan)),
         }
         plan = replace(plan, passes=(*plan.passes, entry))
+    for name in (name for name in DEFAULT if name not in names and plan.root):
+        plan = known[name]().apply(plan)
     return plan
 
 

@@ -113,6 +113,19 @@ class StageIR:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SharingIR:
+    """Whether a model's rows share their beginnings in training, and about what that saves."""
+
+    model: str
+    shares: bool
+    why: str
+    rows_tokens: int
+    """Of one task's rows, one by one; at most, what templates put in left aside."""
+    computed_tokens: int
+    """Of these, those that go through the model."""
+
+
 STAGES = ("sample", "score", "credit", "group", "advantage", "select", "update", "evolve")
 
 
@@ -139,6 +152,8 @@ class Plan:
     stages: tuple[StageIR, ...] = ()
     groups: tuple[GroupIR, ...] = ()
     passes: tuple[dict[str, Any], ...] = ()
+    sharing: tuple[SharingIR, ...] = ()
+    """Of the models that learn; not in the digest, for it changes no gradient."""
     root_dir: str = ""
     """The project's root, for the paths of user code; not in the digest."""
     digest: str = ""
@@ -153,6 +168,10 @@ class Plan:
     @property
     def policies(self) -> tuple[PolicyIR, ...]:
         return tuple(p for m in self.models for p in m.policies)
+
+    def shares_prefixes(self, model: str) -> bool:
+        """Whether a model's rows share their beginnings in training."""
+        return all(entry.shares for entry in self.sharing if entry.model == model)
 
     def dialect_of(self, policy: str) -> str:
         """How the model of a policy calls tools (`ModelIR.dialect`)."""

@@ -16,7 +16,7 @@ from typing import Any
 from masflow.compiler.plan import ModelIR
 from masflow.spec.mapping import ConfigBase
 
-__all__ = ["Size", "estimate"]
+__all__ = ["Size", "estimate", "window_of"]
 
 TRAINED_BYTES = 16
 """Of a trained parameter in single precision: weight, gradient, and Adam's two moments."""
@@ -66,6 +66,17 @@ def estimate(model: ModelIR) -> Size | None:
         kept_size = int(inner * FOUR_BIT_BYTES) + max(0, kept - inner) * HALF_BYTES
     extra = trained if model.train == "lora" else 0
     return Size(total + extra, trained, trained * TRAINED_BYTES + kept_size)
+
+
+def window_of(model: ModelIR) -> int | None:
+    """Tokens that the narrowest layer looks back at, as far as the config says so; None: all of them."""
+    config, _ = _config(model.base)
+    if config is None or config.get("use_sliding_window") is False:
+        return None
+    kinds = config.get("layer_types")
+    if kinds is not None and not any("sliding" in kind or "chunked" in kind for kind in kinds):
+        return None
+    return _int(config, "sliding_window") or _int(config, "attention_chunk_size") or None
 
 
 def _int(config: Mapping[str, Any], key: str, default: int = 0) -> int:

@@ -188,6 +188,15 @@ class Trainer:
         if ranks is not None:
             ranks.take(self.scorer, dict(backbone.model.named_parameters()))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is done another way than the plan says."""
+        window = self.backbone.window
+        if window is None or not self.budget.shares:
+            return ()
+        why = "its layers look no further back, which trees of rows don't know"
+        return (f"rows of more than {window} tokens are trained one by one: {why}",)
+
     # -- scoring ----------------------------------------------------------------------------------
 
     def pack(self, rows: Sequence[Row], temperatures: Sequence[float]) -> list[MicroBatch]:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:
     from masflow.compiler.plan import Plan
 
-__all__ = ["BUILT_IN", "GROUP", "Pass", "known_passes"]
+__all__ = ["BUILT_IN", "DEFAULT", "GROUP", "Pass", "known_passes"]
 
 GROUP = "masflow.passes"
+DEFAULT = ("prefix_sharing",)
+"""Passes that are applied last to plans that don't name them, and listed only where they are named."""
 
 
 class Pass(Protocol):
@@ -38,8 +40,10 @@ BUILT_IN: dict[str, type[Pass]] = {}
 def known_passes() -> Mapping[str, type[Pass]]:
     """Built-in passes and those that installed packages offer."""
     from masflow.passes.node_sampling import NodeSampling
+    from masflow.passes.prefix_sharing import PrefixSharing
 
-    found: dict[str, type[Pass]] = {"node_sampling": NodeSampling, **BUILT_IN}
+    own: dict[str, type[Pass]] = {"node_sampling": NodeSampling, "prefix_sharing": PrefixSharing}
+    found = {**own, **BUILT_IN}
     for entry in entry_points(group=GROUP):
         found.setdefault(entry.name, entry.load())
     return found

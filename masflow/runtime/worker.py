@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from masflow.models.bare import BareSpeaker
 from masflow.models.bases import load_base
 from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row
+from masflow.models.packs import budget_of
 from masflow.models.policies import Policies
 from masflow.models.publishing import Payload, Probe
 from masflow.models.ranks import Ranks, free_address
@@ -65,7 +67,8 @@ class Worker:
         self.tokens = ChatTokens.of(model, self.base.tokenizer, self.base.stop_ids)
         self.experience = Experience()
         """Rows that this process has at hand; all are in the store."""
-        self.trainer = Trainer(self.backbone, run_dir / "nonfinite")
+        budget = replace(budget_of(self.base.model.config), shares=plan.shares_prefixes(model.name))
+        self.trainer = Trainer(self.backbone, run_dir / "nonfinite", budget)
         self._continued = _continued(plan)
         self.engine = self._make_engine(model.place.rollout.engine or plan.runtime.engine)
         for policy in model.policies:
@@ -110,7 +113,7 @@ class Worker:
         part = self.part
         device = self.backbone.device.type
         ranks = Ranks(part.rank, part.world, address, part.strategy, device=device, timeout_s=part.timeout_s)
-        self.trainer = Trainer(self.backbone, self.trainer.dump_dir, ranks=ranks)
+        self.trainer = Trainer(self.backbone, self.trainer.dump_dir, self.trainer.budget, ranks)
         self.policies.rebind(ranks.is_first)
         self.engine.drop()
 
@@ -326,7 +329,7 @@ class Worker:
             "dtype": str(self.base.model.dtype).removeprefix("torch."),
             "context": self.base.context,
             "vocabulary": len(self.base.tokenizer),
-            "notes": list(self.tokens.chat.notes),
+            "notes": [*self.tokens.chat.notes, *self.trainer.notes],
         }
 
 

@@ -187,3 +187,15 @@ def test_blocks_show_each_node_its_ancestors_once(steps: list[int], stem: int) -
         while parents[wanted[-1]] >= 0:
             wanted.append(parents[wanted[-1]])
         assert sorted(found) == wanted[::-1]
+
+
+@pytest.mark.parametrize("width", [1 << 20, 1])
+def test_sharing_is_switched_off(
+    base_of: Callable[..., ConfigBase], tokenizer: Any, tmp_path: Path, width: int
+) -> None:
+    model = make_model(base_of("llama"), tokenizer, seed=1).to(torch.float64)
+    trainer, rows = Trainer(Backbone(model), tmp_path, Budget(shares=False, width=width)), _rows()
+    packed = trainer.pack(rows, [1.0] * len(rows))
+    assert all((batch.blocks is not None) == (width > 1) for batch in packed)
+    assert sum(batch.ids_ST.numel() for batch in packed) >= sum(row.num_tokens - 1 for row in rows)
+    assert _gap(trainer, rows, dict(model.named_parameters())) < 1e-5
