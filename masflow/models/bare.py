@@ -90,7 +90,7 @@ class BareModel:
 
     def heads_of(self, layer: Layer, x_ND: Tensor, angles: tuple[Tensor, Tensor], voices: Voices) -> Tensor:
         """(N, queries + 2 H, D): scaled queries and keys with their positions in them, and values."""
-        heads = layer.qkv(layer.norm_in(x_ND), voices).view(len(x_ND), -1, self.size)
+        heads = layer.qkv(layer.norm_in(x_ND), voices).view(x_ND.shape[0], -1, self.size)
         both = heads[:, : -self.heads]
         if layer.q_norm is not None and layer.k_norm is not None:
             for part, norm in (
