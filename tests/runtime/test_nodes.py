@@ -317,3 +317,44 @@ def test_a_queue_that_answers_in_any_order_gives_the_same(compiled: Compile):
     free, strict = (drawn(plan, how, 2, task) for how in (Late(), ScriptedEngine({"*": speaks}).generate))
     ways = [{(w.action, w.trajectory.id): w.trajectory for w in one.continuations} for one in (free, strict)]
     assert ways[0] == ways[1]
+
+
+PROGRAM = """
+    from masflow import gather, workflow
+
+
+    @workflow(
+        task={"words": ["str"]},
+        roles={"lead": {"prompt": "lead {{ what }}", "conversation": "role"},
+               "scout": {"prompt": "scout {{ what }}", "tools": ["count"], "max_calls": 2}},
+        tools={"count": {"use": "table.py:Count", "scope": "episode"}},
+        rewards=[{"name": "own", "use": "table.py:own", "level": "turn", "otherwise": 0,
+                  "args": {"said": "{{ result.text or 0 }}"}}],
+    )
+    async def main(task, agents, ctx):
+        first = await agents.lead(what="once")
+        found = await gather(*[agents.scout(what=word, key=word) for word in task.words])
+        while first.text == "1" and ctx.rng.random() < 0.5:
+            first = await agents.lead(what=found[0].text)
+        return (await agents.lead(what="at last")).text
+"""
+
+
+def test_a_function_is_branched_like_a_graph(planned: Callable[..., Plan]):
+    files = {"table.py": REWARD + COUNT, "main.py": PROGRAM}
+    plan, task = planned("main.py:main", files), {"words": ["x", "y"]}
+    found = []
+    for most in (None, 99):
+        whole = sampling(plan, samples=3, continuations=2, max_nodes=most)
+        found.append(drawn(whole, ScriptedEngine({"*": speaks}).generate, 4, task))
+    early, late = ({(w.action, w.trajectory.id): w.trajectory for w in one.continuations} for one in found)
+    assert early == late and len(early) > 60
+    local = sampling(plan, samples=3, credit="local")
+    engine = ScriptedEngine({"*": speaks})
+    ways = drawn(local, engine.generate, 4, task)
+    credited, _ = learnt(local, ways, 4)
+    known = {turn.id for base in ways.bases for turn in base.turns}
+    for way in ways.continuations:
+        [turn] = [t for t in way.trajectory.turns if t.id == way.action]
+        assert {t.path[0][:4] for t in way.trajectory.turns if t.id not in known} <= {turn.path[0][:4]}
+    assert credited.num_lost == 0
