@@ -96,20 +96,26 @@ class EpisodeKey:
 
     def seed(self, path: Path) -> int:
         """Seed of a turn: 63 bits of SHA-256 over the key and the path."""
-        parts = [self.run_seed, self.split, self.step, self.slot, self.task_id, self.sample, list(self.fork)]
-        return _hash63([*parts, path_json(path)])
+        return _hash63(_beginnings(self)[0], path)
 
     def turn_id(self, path: Path) -> str:
-        parts = [self.split, self.step, self.slot, self.sample, list(self.fork), path_json(path)]
-        return f"{_hash63(parts):016x}"
+        return f"{_hash63(_beginnings(self)[1], path):016x}"
 
     @property
     def episode_id(self) -> str:
         return self.turn_id(())
 
 
-def _hash63(parts: list[Any]) -> int:
-    text = _compact(parts)
+@lru_cache(maxsize=4096)
+def _beginnings(key: EpisodeKey) -> tuple[str, str]:
+    """What is hashed of an episode before the path, for seeds and for ids: the beginning of a JSON list."""
+    place = [key.split, key.step, key.slot]
+    own = [key.sample, list(key.fork)]
+    return _compact([key.run_seed, *place, key.task_id, *own])[:-1], _compact([*place, *own])[:-1]
+
+
+def _hash63(beginning: str, path: Path) -> int:
+    text = f"{beginning},{_text(path_json(path))}]"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

@@ -234,7 +234,7 @@ _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=s
 
 
 def _dump(value: Any) -> str:
-    return _clean(_encoded(value))
+    return "null" if value is None else _clean(_encoded(value))
 
 
 def _clean(text: str) -> str:

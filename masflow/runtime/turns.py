@@ -15,7 +15,7 @@ from masflow.runtime.effects import run_tool
 from masflow.runtime.live import Item, Live, Play, Slot, Templates, Visit
 from masflow.runtime.replies import Parsed, parse_reply
 from masflow.spec.replies import Retry
-from masflow.trace import Message, Step, Turn, changed, path_json
+from masflow.trace import Message, Step, Turn, changed, made, path_json
 
 
 def run_role(
@@ -135,7 +135,8 @@ def _ask(live: Live, play: Play, visit: Visit, item: Item, role: RoleIR, slot: S
     member = play.qualified(item.member)
     parameters = _parameters(play, role, item)
     live.new.append(
-        Request(
+        made(
+            Request,
             turn_id=slot.turn_id,
             policy=policy_of(live.plan, member),
             messages=item.messages or (),
@@ -211,7 +212,8 @@ def _turn(
     parsed, call = _read(live, play, role, item, reply, how)
     outcome = "truncated" if reply.finish == "length" else "ok" if parsed.ok else "malformed"
     member = play.qualified(item.member)
-    turn = Turn(
+    turn = made(
+        Turn,
         id=slot.turn_id,
         path=slot.path,
         node=node,
