@@ -59,8 +59,9 @@ def reply_of(row: Row, finish: str) -> Reply:
 
 
 def is_stopped(ids: Sequence[int], stops: tuple[str, ...], tokens: ChatTokens) -> bool:
-    """Whether a stop string is complete; looks at the tail first, for a token is at least a byte."""
-    if not stops:
+    """Whether the last token completes a stop string; looks at that token alone, then at the tail, for a
+    token is at least a byte."""
+    if not any(tokens.may_end(ids[-1], stop) for stop in stops):
         return False
     window = 4 * max(map(len, stops)) + 8
     tail = tokens.decode(ids[-window:])

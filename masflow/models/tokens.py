@@ -66,6 +66,8 @@ class ChatTokens:
         self._end_text = self._text_of(self.end_id)
         self._silent = self._silent_ids()
         self._known: dict[str, tuple[int, ...]] = {}
+        self._ends: dict[str, dict[int, bool]] = {}
+        """Last character of a stop string → token → whether it may stand in what the token says."""
 
     @classmethod
     def of(cls, model: ModelIR, tokenizer: Any, stop_ids: Sequence[int]) -> ChatTokens:
@@ -101,6 +103,21 @@ class ChatTokens:
         return self.tokenizer.decode(
             list(ids), skip_special_tokens=self._silent is None, clean_up_tokenization_spaces=False
         )
+
+    def may_end(self, token: int, text: str) -> bool:
+        """Whether a text may end within what a token stands for: no only where that is sure.
+
+        A printable ASCII character is one byte, which stands in the vocabulary as itself, or as `<0x..>`.
+        """
+        last = text[-1:]
+        if not ("!" <= last <= "~"):
+            return True
+        known = self._ends.setdefault(last, {})
+        found = known.get(token)
+        if found is None:
+            piece = self.tokenizer.convert_ids_to_tokens(token)
+            found = known[token] = piece is None or last in piece or piece.startswith("<0x")
+        return found
 
     # -- continuing -------------------------------------------------------------------------------
 
