@@ -9,8 +9,8 @@ from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,6 +22,7 @@ from masflow.errors import RunError, boundary
 from masflow.models.backbone import Backbone
 from masflow.models.experience import Row
 from masflow.models.fused import TokenLoss
+from masflow.models.learner import Learner, learning_rate
 from masflow.models.packs import Budget, MicroBatch, budget_of, pack
 from masflow.models.ranks import Alone, Ranks, Together
 from masflow.models.scorer import Scorer
@@ -30,24 +31,6 @@ from masflow.rl.losses import LossSpec, token_loss_BT
 from masflow.spec.mapping import Optimizer
 
 __all__ = ["Learner", "Scores", "TrainItem", "Trainer", "learning_rate"]
-
-
-def learning_rate(optimizer: Optimizer, step: int, num_steps: int) -> float:
-    """The rate of a run's step: linear warm-up, then constant, linear or cosine down to `final_lr_frac`.
-
-    Args:
-        step: from 0.
-        num_steps: of the whole run; the last step's rate is the final one.
-    """
-    if step < optimizer.warmup_steps:
-        return optimizer.lr * (step + 1) / optimizer.warmup_steps
-    done = (step - optimizer.warmup_steps) / max(1, num_steps - 1 - optimizer.warmup_steps)
-    done = min(1.0, max(0.0, done))
-    left = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[
-        optimizer.schedule
-    ]
-    floor = 1.0 if optimizer.schedule == "constant" else optimizer.final_lr_frac
-    return optimizer.lr * (floor + (1.0 - floor) * left)
 
 
 class TrainItem(Protocol):
@@ -63,67 +46,6 @@ class TrainItem(Protocol):
     def minibatch(self) -> int: ...
     @property
     def temperature(self) -> float: ...
-
-
-@dataclass
-class Learner:
-    """The trainable weights of one policy with their optimizer. `parameters` are in a fixed order."""
-
-    name: str
-    parameters: dict[str, nn.Parameter]
-    optimizer: torch.optim.AdamW | None = None
-    reference: dict[str, Tensor] | None = None
-    """Weights at the start of RL; None with `has_reference`: the disabled adapter."""
-    has_reference: bool = False
-
-    def ready(self, spec: Optimizer, rate: float) -> torch.optim.AdamW:
-        """The optimizer with this step's settings; its states go on."""
-        if self.optimizer is None:
-            self.optimizer = self.fresh_optimizer()
-        self.optimizer.param_groups[0].update(
-            lr=rate, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
-        )
-        return self.optimizer
-
-    def fresh_optimizer(self) -> torch.optim.AdamW:
-        """One without moments; its rate is set by `ready`."""
-        return torch.optim.AdamW(list(self.parameters.values()), lr=0.0, fused=True)
-
-    def forget_gradients(self) -> None:
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-    @contextmanager
-    def as_reference(self) -> Iterator[None]:
-        """The reference's weights stand in for the block; afterwards the same tensors are back."""
-        if self.reference is None:
-            yield
-            return
-        if any(hasattr(p, "full_tensor") for p in self.parameters.values()):
-            with self._lent(self.reference):
-                yield
-            return
-        own = {name: p.data for name, p in self.parameters.items()}
-        for name, p in self.parameters.items():
-            p.data = self.reference[name]
-        try:
-            yield
-        finally:
-            for name, p in self.parameters.items():
-                p.data = own[name]
-
-    @contextmanager
-    def _lent(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Other values in the same memory: who shards the weights knows them by it."""
-        own = {name: p.detach().clone() for name, p in self.parameters.items()}
-        with torch.no_grad():
-            for name, p in self.parameters.items():
-                p.copy_(values[name])
-            try:
-                yield
-            finally:
-                for name, p in self.parameters.items():
-                    p.copy_(own[name])
 
 
 @dataclass(frozen=True)
@@ -295,11 +217,14 @@ class Trainer:
         step: int,
         num_steps: int,
         disabled: Callable[[], AbstractContextManager[Any]] | None = None,
+        rescore: bool = False,
     ) -> dict[str, float]:
         """One optimizer step a mini-batch, on the sum over rows and tokens of token_weight · token_loss.
 
         Args:
             disabled: switches the adapter off, for a reference that is the backbone.
+            rescore: take ratios with log-probs of the weights as they are now, not with the sampled ones;
+                `old_gap` is how far these were off, nats a token.
         Raises:
             RunError: a non-finite loss or gradient; another rank is gone.
         """
@@ -316,6 +241,7 @@ class Trainer:
         }
         with self.ranks.together(f"in step {step + 1} of policy '{learner.name}'"):
             kept = sorted(i for share in shares.values() for i in share)
+            rows = self._rescored(items, rows, kept, measured) if rescore else rows
             references = self._reference(learner, items, rows, kept, disabled) if loss.kl_weight else {}
             for number, mini in chosen.items():
                 mini_rows = [rows[i] for i in mini]
@@ -388,6 +314,18 @@ class Trainer:
         entropy = "trained" if loss.entropy else "measured"
         self._backward(learner, mine, temperatures, loss_of, entropy, done, mini_rows, step)
         return self._agree(learner, done, mini_rows, step)
+
+    def _rescored(
+        self, items: Sequence[TrainItem], rows: Sequence[Row], kept: Sequence[int], measured: Totals
+    ) -> list[Row]:
+        """The rows, those that this rank takes with the log-probs of the weights that are on."""
+        found = self.logprobs([rows[i] for i in kept], [items[i].temperature for i in kept])
+        rows, off = list(rows), 0.0
+        for i, logprobs in zip(kept, found, strict=True):
+            off += sum(abs(a - b) for a, b in zip(logprobs, rows[i].logprobs, strict=True))
+            rows[i] = replace(rows[i], logprobs=tuple(logprobs))
+        measured.sums["old_gap"] = off
+        return rows
 
     def _reference(
         self,

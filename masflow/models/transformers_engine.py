@@ -19,6 +19,7 @@ from masflow.models.drawn import fits, is_stopped, reply_of, row_of, too_long
 from masflow.models.engine import Reply, Request, SamplingParams
 from masflow.models.experience import Experience, Row
 from masflow.models.prefixes import PrefixCache
+from masflow.models.publishing import PROBE_TOKENS, Probe
 from masflow.models.sampling import NotFinite
 from masflow.models.speaking import ModuleSpeaker, Opening, Speaker
 from masflow.models.tokens import ChatTokens, Prompt
@@ -208,17 +209,18 @@ class TransformersEngine:
             self._prefixes.clear()
 
     def probe_gap(self, policy: str, prompt_ids: Sequence[int], trainer: Trainer) -> float:
-        """Largest gap, nats, of this engine's and the trainer's log-probs of two greedy tokens of a policy
-        that is on, or NaN."""
-        greedy = SamplingParams(temperature=0.0, max_tokens=2)
+        """Mean gap, nats, of this engine's and the trainer's log-probs of greedy tokens of a policy that is
+        on, or NaN."""
+        greedy = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS)
         job = Job(tuple(prompt_ids), greedy, 0, self._adapter(policy))
         try:
             drawn = decode(self.backbone, [job], frozenset(), speaker=self._idle_speaker())[0]
         except NotFinite:
             self.drop()
             return math.nan
-        row = Row("probe", "", tuple(prompt_ids), tuple(drawn.ids), tuple(drawn.logprobs), 0, "", "")
-        return max(abs(a - b) for a, b in zip(drawn.logprobs, trainer.logprobs([row], [1.0])[0], strict=True))
+        reply_ids, logprobs = tuple(drawn.ids), tuple(drawn.logprobs)
+        row = Row("probe", "", tuple(prompt_ids), reply_ids, logprobs, 0, "", "")
+        return Probe(row.prompt_ids, reply_ids, logprobs).gap(trainer.logprobs([row], [1.0])[0])
 
     def probe(self, policy: str, prompt_ids: Sequence[int], reply_ids: Sequence[int]) -> list[float]:
         """Log-probs of a given reply under a policy as it speaks here, nats, at temperature 1."""

@@ -50,4 +50,4 @@ class Delivery:
     checksum: str
     """Of the policy's weights, where they speak."""
     logprob_gap: float
-    """Largest difference between the engine's and the trainer's log-probs on the probe prompt, nats."""
+    """Mean difference between the engine's and the trainer's log-probs on the probe prompt, nats a token."""

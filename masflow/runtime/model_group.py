@@ -28,6 +28,9 @@ from masflow.trace import Turn
 
 __all__ = ["Call", "Delivery", "ModelGroup"]
 
+REUSE_NATS = 0.02
+"""Between engine and trainer on the probe: up to this, sampled log-probs are taken as the trainer's own. In
+single precision a delivery is refused long before; in half precision half of them come to 0.002."""
 _CLOSE_S = 10.0
 _GRACE_S = 10.0
 """For the other processes of a model, once one has failed: it may be that one of them died."""
@@ -78,6 +81,8 @@ class ModelGroup:
         self._backend = backend or LocalBackend()
         self._asks = dict(placement.asks_of(model, plan.runtime))
         self._unproven: set[str] = set()
+        self._gaps: dict[str, float] = {}
+        """Of each policy's last delivery, nats."""
         self._counts = [0, 0, 0]
         self._deaths: dict[int, int] = {}
         self.store = self._backend.spawn(
@@ -315,7 +320,13 @@ class ModelGroup:
         """Set all ranks to work; `finish_update` waits for them, so that several models learn at once."""
         if not rows:
             return []
-        return [actor.call("update", policy, rows, loss, step, num_steps) for actor in self.learners]
+        gap = self._gaps.get(policy, 0.0)
+        if rescore := gap > REUSE_NATS:
+            self.incidents.append(
+                f"what speaks for policy '{policy}' is {gap:.2g} nats off its trainer: log-probs of sampled"
+                f" replies are computed again (above {REUSE_NATS:g} nats)"
+            )
+        return [actor.call("update", policy, rows, loss, step, num_steps, rescore) for actor in self.learners]
 
     def finish_update(self, policy: str, begun: Sequence[Pending[dict[str, float]]]) -> dict[str, float]:
         """Metrics of an update, after its publication."""
@@ -339,14 +350,16 @@ class ModelGroup:
         trainer's; colocated, weights are shared, and only the proof is left.
 
         Raises:
-            RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
+            RunError: they differ by more than 1e-3 nats (half precision: 0.05), or aren't finite.
         """
         if self.layout.colocated:
             deliveries = self._all(self.speakers, "prove", policy)
         else:
             deliveries = self._publish(policy, self.speakers)
         self._unproven.discard(policy)
-        return max(deliveries, key=lambda delivery: delivery.logprob_gap)
+        worst = max(deliveries, key=lambda delivery: delivery.logprob_gap)
+        self._gaps[policy] = worst.logprob_gap
+        return worst
 
     def _publish(self, policy: str, to: Sequence[Actor], whole: bool = False) -> list[Delivery]:
         """One message from the trainer to all of them: it doesn't come through here."""

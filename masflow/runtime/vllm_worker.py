@@ -82,10 +82,16 @@ class VllmWorker(Worker):
         return super().supervise_base(turn_ids, optimizer, step, num_steps)
 
     def update(
-        self, policy: str, items: Sequence[TrainItem], loss: LossSpec, step: int, num_steps: int
+        self,
+        policy: str,
+        items: Sequence[TrainItem],
+        loss: LossSpec,
+        step: int,
+        num_steps: int,
+        rescore: bool = False,
     ) -> dict[str, float]:
         self._sleep()
-        return super().update(policy, items, loss, step, num_steps)
+        return super().update(policy, items, loss, step, num_steps, rescore)
 
     def _sleep(self) -> None:
         if self.part.speaks:
@@ -97,7 +103,7 @@ class VllmWorker(Worker):
         """Hand the policy over to vLLM in this process, and compare its log-probs of a probe.
 
         Raises:
-            RunError: they differ by more than 1e-3 nats (half precision: 0.1), or aren't finite.
+            RunError: they differ by more than 1e-3 nats (half precision: 0.05), or aren't finite.
         """
         payload = self.payload(policy)
         self.engine.wake()

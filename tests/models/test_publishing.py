@@ -170,7 +170,7 @@ def test_arrays_that_may_not_be_written_are_taken(group_plan: MakePlan, tmp_path
     assert _same(trainer, speaker)
 
 
-def test_a_probe_tells_the_largest_gap() -> None:
+def test_a_probe_tells_the_mean_gap() -> None:
     probe = Probe((1, 2), (3, 4), (-0.5, -1.0))
-    assert probe.gap([-0.5, -1.25]) == 0.25
+    assert probe.gap([-0.5, -1.25]) == 0.125
     assert math.isnan(probe.gap([math.nan, -1.0]))

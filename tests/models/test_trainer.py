@@ -163,6 +163,17 @@ def test_the_first_ratio_is_one(backbone: Make, tmp_path: Path) -> None:
     assert metrics["kl_old"] == pytest.approx(0.0, abs=1e-6)
 
 
+def test_rows_scored_anew_have_the_ratios_of_the_weights_as_they_are(backbone: Make, tmp_path: Path) -> None:
+    model = backbone()
+    rows = _sampled(model)
+    off = [replace(row, logprobs=tuple(lp - 0.25 for lp in row.logprobs)) for row in rows]
+    spec = Optimizer(lr=1e-3)
+    trainer, learner = _trainer(model, tmp_path), _learner(model)
+    metrics = trainer.update(learner, _items(rows), off, LossSpec(), spec, 0, 10, rescore=True)
+    assert metrics["old_gap"] == pytest.approx(0.25, abs=1e-4)
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5) and metrics["kl_old"] < 1e-6
+
+
 def test_each_minibatch_is_one_optimizer_step(backbone: Make, tmp_path: Path) -> None:
     model = backbone()
     rows = _sampled(model)
