@@ -267,6 +267,12 @@ def _node_words(plan: Plan) -> str:
     drawn = f"{samples} actions from one context at {where} of a base episode"
     if options["credit"] == "local":
         return f"{drawn}; credit local: the turn's own rewards, nothing is played behind it (biased)"
+    if options["credit"] != "rollout":
+        how = {
+            "splice": "is the base episode's where its prompt is the same, else played",
+            "fixed_suffix": "is the base episode's, whatever was said (biased)",
+        }[options["credit"]]
+        return f"{drawn}; credit {options['credit']}: what follows {how}"
     ways = samples * options["continuations"]
     return (
         f"{drawn}; credit rollout: the rest is played {options['continuations']} x behind each; "

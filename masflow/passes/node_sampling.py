@@ -6,20 +6,17 @@ Section 3 of JoyAgents-R1 (arXiv 2505.19846) branches at nodes; where it is sile
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from masflow.compiler.plan import Plan, SamplerIR, StageIR
 from masflow.compiler.team import graphs_below
 from masflow.errors import Problem, SpecError, Where
-from masflow.spec.base import Fault, Spec
+from masflow.spec.base import Spec
 
 __all__ = ["NodeSampling"]
-
-PLANNED = ("splice", "fixed_suffix")
 
 
 class NodeSampling(Spec):
@@ -40,11 +37,15 @@ class NodeSampling(Spec):
 
     samples: int = Field(default=5, ge=2)
     """Actions drawn from each context: G."""
-    credit: Literal["rollout", "local"] = "rollout"
+    credit: Literal["rollout", "splice", "fixed_suffix", "local"] = "rollout"
     """`rollout`: the rest of the episode is played under the current policies behind every action, and what
     the action is credited with is the mean over its continuations: unbiased (with `group_mean` up to the
-    factor (G-1)/G, with `leave_one_out` exactly). `local`: only the turn's own rewards, nothing is played
-    behind it: far cheaper, and biased wherever later turns hang on the action."""
+    factor (G-1)/G, with `leave_one_out` exactly). `splice`: a turn behind it is the base episode's own where
+    its prompt is the same, byte for byte, else it is played: cheaper, each action's value still unbiased.
+    `fixed_suffix`: the base episode's replies stand behind every action, whatever it said (the paper's
+    literal reading); only turns that the base episode never had are played: biased. `local`: only the turn's
+    own rewards, nothing is played behind it: cheapest, and biased wherever later turns hang on the
+    action."""
     continuations: int = Field(default=1, ge=1)
     """M: how often the rest is played behind each action."""
     max_nodes: int | None = Field(default=None, ge=1)
@@ -52,12 +53,6 @@ class NodeSampling(Spec):
     Default: all. They are known only when the base episode is over, so that drawing takes two rounds."""
     temperature: float | None = Field(default=None, ge=1e-3, le=1e3)
     """In place of `algorithm.temperature`, for base episodes, actions and suffixes alike."""
-
-    @classmethod
-    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
-        if data.get("credit") in PLANNED:
-            message = f"'{data['credit']}' isn't built; known: rollout, local"
-            yield Fault(message, code="pass-setting", fix="use one of rollout, local", path=("credit",))
 
     def apply(self, plan: Plan) -> Plan:
         """Raises SpecError: the settings contradict each other or the workflow's rewards."""
@@ -81,8 +76,8 @@ class NodeSampling(Spec):
 
     def _problems(self, plan: Plan) -> list[Problem]:
         where, found = Where(), []  # the compiler knows the line
-        if self.credit == "local" and self.continuations > 1:
-            message = "credit 'local' plays nothing behind an action, so 'continuations' has no effect"
+        if self.credit != "rollout" and self.continuations > 1:
+            message = f"'continuations' belongs to credit 'rollout'; with '{self.credit}' it has no effect"
             found.append(Problem.at(where, "option-without-effect", message, "remove it"))
         graphs = [place.graph for place in graphs_below(plan.root, plan.workflows)]
         own = [r for g in graphs for r in g.rewards if r.level == "turn" and not r.allocator and r.weight]

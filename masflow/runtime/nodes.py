@@ -20,12 +20,15 @@ from masflow.runtime.episodes import Generate, Queue
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import stable_seed
 from masflow.runtime.state import BEHIND, EpisodeState
-from masflow.trace import Path, Trajectory, Turn, path_from_json, path_json
+from masflow.trace import Message, Path, Trajectory, Turn, path_from_json, path_json
 
 __all__ = ["Drawn", "NodeSampler"]
 
 Place = tuple[Path, str, int]
 """A visit: the calls around it, the node, its number."""
+COUNTS: tuple[str, ...] = ("base_turns", "contexts", "sibling_turns", "suffix_turns", "reused_turns")
+REUSING = ("splice", "fixed_suffix")
+"""Credits with which a fork says again what its base episode said."""
 UNHEARD = ("error", "prompt_too_long")
 """How a request ends that makes no turn."""
 
@@ -38,8 +41,8 @@ class Drawn:
     continuations: list[Continuation]
     """By task, then context in the order in which they were met, then sibling, then number."""
     counts: dict[str, int]
-    """`base_turns`, `contexts`, `sibling_turns` (actions beside the base's own), `suffix_turns`: all that
-    was drawn."""
+    """Drawn: `base_turns`, `contexts`, `sibling_turns` (actions beside the base's own), `suffix_turns`; said
+    again instead of drawn: `reused_turns`."""
 
 
 @dataclass(eq=False)
@@ -76,15 +79,20 @@ class NodeSampler:
         options = plan.sampler.options
         self._plan, self._player, self._generate = plan, player, generate
         self._samples, self._continuations = plan.sampler.samples, int(options.get("continuations", 1))
-        self._is_local = options["credit"] == "local"
+        self._credit: str = options["credit"]
+        self._is_local = self._credit == "local"
         self._max_nodes: int | None = options.get("max_nodes")
+        self._is_late = self._max_nodes is not None or self._credit in REUSING
+        """Forks begin when their base is over."""
+        self._spoken: list[dict[str, tuple[Turn, Reply]]] = []
+        """Of each base episode that is over: path → turn and reply, where suffixes use them again."""
         self._trained = {policy.name for policy in plan.policies if policy.train}
         self._waiting: dict[str, list[_Run]] = {}
         self._known: dict[str, Reply] = {}
         self._contexts: dict[str, _Context] = {}
         """By turn id of the base's own action."""
         self._forks = 0
-        self._counts = {"base_turns": 0, "contexts": 0, "sibling_turns": 0, "suffix_turns": 0}
+        self._counts = dict.fromkeys(COUNTS, 0)
 
     def sample(self, states: Sequence[EpisodeState]) -> Drawn:
         """Play base episodes and their forks to their ends.
@@ -97,8 +105,10 @@ class NodeSampler:
         """
         bases = [_Run(state, task, (task,)) for task, state in enumerate(states)]
         self._play(bases)
-        if self._max_nodes is not None:
-            self._play([run for base in bases for run in self._chosen(base, self._max_nodes)])
+        if self._is_late:
+            if self._credit in REUSING:
+                self._spoken = [_said(base) for base in bases]
+            self._play([run for base in bases for run in self._chosen(base)])
         played = [_over(base) for base in bases]
         self._counts["contexts"] = len(self._contexts)
         return Drawn(played, self._ways(played), self._counts)
@@ -149,9 +159,11 @@ class NodeSampler:
         """Requests that are new to this episode and that nothing has answered yet."""
         wanted: list[Request] = []
         while True:
-            new = self._player.advance(run.state)
-            heard = [self._known[r.turn_id] for r in new if r.turn_id in self._known]
-            wanted += [r for r in new if r.turn_id not in self._known]
+            heard: list[Reply] = []
+            for request in self._player.advance(run.state):
+                reply = self._known.get(request.turn_id) or self._reused(run, request)
+                heard += [reply] if reply else []
+                wanted += [] if reply else [request]
             if not heard:
                 break
             for reply in heard:
@@ -163,6 +175,18 @@ class NodeSampler:
             self._close(run, left=True)
             return []
         return wanted
+
+    def _reused(self, run: _Run, request: Request) -> Reply | None:
+        """What the base episode said at this place of a suffix: with `splice` only to the same prompt."""
+        if not (self._spoken and run.text) or request.turn_id == run.action:
+            return None
+        turn, reply = self._spoken[run.task].get(run.state.pending[request.turn_id], (None, None))
+        if turn is None or reply is None or turn.policy != request.policy:
+            return None
+        if self._credit == "splice" and _prompt(turn.messages) != _prompt(request.messages):
+            return None
+        self._counts["reused_turns"] += 1
+        return replace(reply, turn_id=request.turn_id)
 
     def _is_left(self, run: _Run) -> bool:
         """Whether the visit that a locally credited action belongs to has its value.
@@ -233,7 +257,7 @@ class NodeSampler:
 
     def _siblings(self, run: _Run, requests: Sequence[Request]) -> list[_Run]:
         """The other actions at the turns that a base episode asks for now."""
-        if run.text or self._max_nodes is not None:
+        if run.text or self._is_late:
             return []
         found = []
         for request in requests:
@@ -273,12 +297,12 @@ class NodeSampler:
             for number in range(1, self._continuations)
         ]  # fmt: skip
 
-    def _chosen(self, base: _Run, max_nodes: int) -> list[_Run]:
-        """Forks at some turns of a base episode that is over, drawn uniformly."""
+    def _chosen(self, base: _Run) -> list[_Run]:
+        """Forks at the turns of a base episode that is over, or at some of them, drawn uniformly."""
         key, played = base.state.key, _over(base)
         turns = [turn for turn in played.turns if turn.policy in self._trained]
         rng = random.Random(stable_seed("nodes", key.run_seed, key.step, key.slot))
-        picked = set(rng.sample(range(len(turns)), min(max_nodes, len(turns))))
+        picked = set(rng.sample(range(len(turns)), min(self._max_nodes or len(turns), len(turns))))
         return [
             run
             for turn in (turn for place, turn in enumerate(turns) if place in picked)
@@ -317,6 +341,17 @@ class NodeSampler:
 def _over(run: _Run) -> Trajectory:
     assert run.trajectory is not None, "an episode was not played to its end"
     return run.trajectory
+
+
+def _said(base: _Run) -> dict[str, tuple[Turn, Reply]]:
+    """Path → turn and reply of a base episode that is over."""
+    texts = {path_json(turn.path): turn for turn in _over(base).turns}
+    return {text: (turn, base.state.replies[text]) for text, turn in texts.items()}
+
+
+def _prompt(messages: Sequence[Message]) -> list[tuple[str, str, str]]:
+    """What a prompt says, whichever turns said it."""
+    return [(message.role, message.content, message.tools) for message in messages]
 
 
 def _again(state: EpisodeState) -> EpisodeState:

@@ -111,6 +111,7 @@ def test_a_chain_costs_what_the_formula_says(
         "contexts": 2 * length,
         "sibling_turns": 2 * (samples - 1) * length,
         "suffix_turns": 2 * (suffixes - own),
+        "reused_turns": 0,
     }
     behind = [sum(t.superstep > 1 + depth for t in way.trajectory.turns)
               for depth in range(length) for way in found.continuations
@@ -145,36 +146,75 @@ def test_all_forks_of_a_barrier_are_one_batch(compiled: Compile):
     assert sizes == [2 * (3 + 2 * before) for before in range(4)]
 
 
-@pytest.mark.parametrize("continuations", [1, 2])
-def test_rollout_gives_the_exact_action_values_and_gradient(compiled: Compile, continuations: int):
-    plan = sampling(compiled(TWO, {"table.py": REWARD}), samples=4, continuations=continuations)
-    number = 300
-    found = drawn(plan, coins(plan).generate, number)
-    credited, batch = learnt(plan, found, number)
+def worth_of(credited: Credited, *, siblings_only: bool = False) -> dict[str, list[float]]:
+    """`prompt reply` → what actions that said so are worth."""
     worth: dict[str, list[float]] = defaultdict(list)
-    said = {e.turn.id: (e.turn.messages[-1].content, e.turn.text) for e in credited.entrants}
     for e in credited.entrants:
-        worth[" ".join(said[e.turn.id])].append(e.total)
-    # credit: own: each action's own reward (what it said) and the episode's.
-    # first 0: 0 + .75·0 + .25·1 = .25; first 1: 1 + .25·3 + .75·.5 = 2.125
-    exact = {
-        "speak first 0": 0.25,
-        "speak first 1": 2.125,
-        "after 0 0": 0.0,
-        "after 0 1": 2.0,
-        "after 1 0": 3.0,
-        "after 1 1": 1.5,
-    }
-    for name, value in exact.items():
+        if not (siblings_only and e.episode.endswith("/0")):
+            worth[f"{e.turn.messages[-1].content} {e.turn.text}"].append(e.total)
+    return worth
+
+
+def near(worth: Mapping[str, list[float]], values: Mapping[str, float]) -> None:
+    """Means are the values, within four standard errors."""
+    for name, value in values.items():
         spread = float(np.std(worth[name])) / len(worth[name]) ** 0.5
         assert abs(float(np.mean(worth[name])) - value) <= 4 * spread + 1e-9, name
+
+
+# credit: own: each action's own reward (what it said) and the episode's.
+# first 0: 0 + .75·0 + .25·1 = .25; first 1: 1 + .25·3 + .75·.5 = 2.125
+EXACT = {
+    "speak first 0": 0.25,
+    "speak first 1": 2.125,
+    "after 0 0": 0.0,
+    "after 0 1": 2.0,
+    "after 1 0": 3.0,
+    "after 1 1": 1.5,
+}
+
+
+@pytest.mark.parametrize("settings", [{"continuations": 1}, {"continuations": 2}, {"credit": "splice"}])
+def test_rollout_and_splice_give_the_exact_action_values_and_gradient(
+    compiled: Compile, settings: dict[str, Any]
+):
+    plan = sampling(compiled(TWO, {"table.py": REWARD}), samples=4, **settings)
+    number = 200
+    found = drawn(plan, coins(plan).generate, number)
+    credited, batch = learnt(plan, found, number)
+    near(worth_of(credited), EXACT)
+    said = {e.turn.id: (e.turn.messages[-1].content, e.turn.text) for e in credited.entrants}
     gradient: dict[str, float] = defaultdict(float)
     for row in batch.rows["policy"]:
         prompt, text = said[row.turn_id]
         gradient[prompt] += row.advantage * row.token_weight * (float(text) - LIKELY[prompt])
     # dJ/dlogit = P(context) · p · (1 - p) · (Q(1) - Q(0)).
     slopes = {"speak first": 0.25 * 1.875, "after 0": 0.5 * 0.1875 * 2.0, "after 1": 0.5 * 0.1875 * -1.5}
-    assert {prompt: pytest.approx(slope, abs=0.05) for prompt, slope in slopes.items()} == gradient
+    assert {prompt: pytest.approx(slope, abs=0.06) for prompt, slope in slopes.items()} == gradient
+
+
+def test_splice_draws_only_behind_prompts_that_the_base_never_saw(compiled: Compile):
+    plan = sampling(compiled(TWO, {"table.py": REWARD}), samples=4, credit="splice")
+    found = drawn(plan, coins(plan).generate, 50)
+    first = {base.key.slot: base.turns[0].text for base in found.bases}
+    others = [
+        way.trajectory
+        for way in found.continuations
+        if way.sibling and way.trajectory.turns[0].id == way.action
+    ]
+    differ = sum(one.turns[0].text != first[one.key.slot] for one in others)
+    assert 0 < differ < 150
+    assert (found.counts["suffix_turns"], found.counts["reused_turns"]) == (differ, 150 - differ)
+
+
+def test_a_fixed_suffix_is_biased_by_what_the_base_would_have_answered(compiled: Compile):
+    plan = sampling(compiled(TWO, {"table.py": REWARD}), samples=4, credit="fixed_suffix")
+    found = drawn(plan, coins(plan).generate, 200)
+    assert (found.counts["suffix_turns"], found.counts["reused_turns"]) == (0, 600)
+    worth = worth_of(learnt(plan, found, 200)[0], siblings_only=True)
+    # The base's second reply is 1 with .5·.25 + .5·.75 = .5, whatever the sibling said:
+    # 0 + .5·0 + .5·1 = .5 instead of .25, and 1 + .5·3 + .5·.5 = 2.75 instead of 2.125.
+    near(worth, {"speak first 0": 0.5, "speak first 1": 2.75})
 
 
 def test_local_credit_misses_what_an_action_does_to_later_turns(compiled: Compile):

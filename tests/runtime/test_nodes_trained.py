@@ -31,7 +31,9 @@ def records(out: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in one.items() if k != "time"} for one in read_metrics(out / "metrics.jsonl")]
 
 
-@pytest.mark.parametrize("settings", ["samples: 3, continuations: 2", "samples: 3, max_nodes: 1"])
+@pytest.mark.parametrize(
+    "settings", ["samples: 3, continuations: 2", "samples: 3, max_nodes: 1", "samples: 3, credit: splice"]
+)
 def test_a_run_repeats_resumes_and_records_every_fork_once(toy: Toy, tmp_path: Path, settings: str):
     plan = compile_experiment(sampling(toy, settings))
     stop = StopFlag()
@@ -51,11 +53,7 @@ def test_a_run_repeats_resumes_and_records_every_fork_once(toy: Toy, tmp_path: P
     with TraceDb(tmp_path / "run" / "trace.sqlite", read_only=True) as db:
         played, advantages = db.trajectories(1, "train"), db.advantages(1)
     turns = [turn.id for one in played for turn in one.trajectory.turns]
-    assert (
-        len(turns)
-        == len(set(turns))
-        == sum(drawn[k] for k in ("base_turns", "sibling_turns", "suffix_turns"))
-    )
+    assert len(turns) == len(set(turns)) == sum(drawn[k] for k in drawn if k.endswith("_turns"))
     bases = [one.trajectory for one in played if not one.trajectory.key.fork]
     assert len(bases) == 3 and len({one.trajectory.id for one in played}) == len(played)
     forks = {turn.id for one in played if one.trajectory.key.fork for turn in one.trajectory.turns}
@@ -93,7 +91,12 @@ def test_explain_shows_how_actions_are_drawn(toy: Toy):
     [
         ("samples: 3", ("seed: 0", "seed: 1"), "samples-twice", "so does algorithm.samples"),
         ("samples: 1", FEWER, "pass-setting", "greater than or equal to 2"),
-        ("credit: splice", FEWER, "pass-setting", "'splice' isn't built; known: rollout, local"),
+        (
+            "credit: splice, continuations: 2",
+            FEWER,
+            "option-without-effect",
+            "with 'splice' it has no effect",
+        ),
         ("credit: locl", FEWER, "pass-setting", "credit"),
         ("credit: local", FEWER, "no-local-reward", "a turn's own rewards only"),
         ("credit: local, continuations: 2", FEWER, "option-without-effect", "continuations"),
