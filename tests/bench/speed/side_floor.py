@@ -41,7 +41,7 @@ class Learner:
 
     def fed(self, ids_BT: Tensor, cache: DynamicCache) -> Tensor:
         """Logits (B, V) behind the last token; the cache grows."""
-        hidden_BTD = self.model.model(ids_BT, past_key_values=cache).last_hidden_state
+        hidden_BTD = self.model.model(ids_BT, cache=cache).last_hidden_state
         return self.model.lm_head(hidden_BTD[:, -1])
 
     def reply(self, logits_BV: Tensor, cache: DynamicCache, tokens: int) -> tuple[Tensor, Tensor]:
@@ -104,9 +104,9 @@ class Voice:
 def hidden_by_cache(model: Any, rows: Rows, group: int) -> Tensor:
     """Hidden states (B, R, D) before each spoken token: the prompts' cache, with gradients, is repeated."""
     cache = DynamicCache(config=model.config)
-    last_UD = model.model(rows.prompt_UT, past_key_values=cache).last_hidden_state[:, -1]
+    last_UD = model.model(rows.prompt_UT, cache=cache).last_hidden_state[:, -1]
     cache.batch_repeat_interleave(group)
-    tail_BTD = model.model(rows.tail_BT[:, :-1], past_key_values=cache).last_hidden_state
+    tail_BTD = model.model(rows.tail_BT[:, :-1], cache=cache).last_hidden_state
     before_BTD = torch.cat([last_UD.repeat_interleave(group, 0)[:, None], tail_BTD], 1)
     return before_BTD[:, rows.spoken_T]
 
@@ -197,12 +197,8 @@ def framed(said_BT: Tensor, ends: tuple[int, int]) -> Tensor:
     return torch.cat([end_B1, said_BT, line_B1], 1)
 
 
-def main() -> None:
-    pin()
-    torch.manual_seed(0)
-    work, folder = Workload.read(sys.argv[1]), Path(sys.argv[2])
-    way = os.environ.get("FLOOR_WAY", "cache")
-    meter = Meter(work.samples, work.steps)
+def run(work: Workload, folder: Path, meter: Meter, way: str = "cache") -> None:
+    """As many steps as the workload says, and one before them."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     learners = [Learner.load(folder) for _ in range(work.roles)]
     texts = [prompt_text(text, tokenizer) for text in prompts(work, folder, work.tasks * (work.steps + 1))]
@@ -214,6 +210,15 @@ def main() -> None:
         here = ids[number * work.tasks : (number + 1) * work.tasks]
         node_step(learners[0], work, here) if work.credit else step(learners, work, here, ends, way)
         meter.step()
+
+
+def main() -> None:
+    pin()
+    torch.manual_seed(0)
+    work, folder = Workload.read(sys.argv[1]), Path(sys.argv[2])
+    way = os.environ.get("FLOOR_WAY", "cache")
+    meter = Meter(work.samples, work.steps)
+    run(work, folder, meter, way)
     meter.tell(way=way)
 
 

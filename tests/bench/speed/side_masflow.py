@@ -130,33 +130,37 @@ def write(work: Workload, base: Path, place: Path) -> Path:
     return file
 
 
+def run(work: Workload, base: Path, meter: Meter, overrides: dict[str, str]) -> list[dict[str, Any]]:
+    """Train; the records of its steps."""
+    records: list[dict[str, Any]] = []
+    profile = Profile(os.environ["BENCH_PROFILE"]) if "BENCH_PROFILE" in os.environ else None
+    with tempfile.TemporaryDirectory(prefix="masflow-") as name, Display(work.steps + 1, 0) as display:
+        place = Path(name)
+        file = write(work, base, place)
+
+        def on_event(kind: str, facts: dict[str, Any]) -> None:
+            display(kind, facts)
+            if kind == "start":
+                meter.loaded()
+            if kind == "train":
+                records.append(facts)
+                meter.step()
+                if profile and meter.done == 1:
+                    profile.start()
+                if profile and meter.done == work.steps + 1:
+                    profile.stop()
+
+        plan = compile_experiment(file, overrides=overrides)
+        train(plan, place / "run", on_event=on_event, experiment_text=file.read_text())
+    check(work, records)
+    return records
+
+
 def main() -> None:
     pin()
     work, base = Workload.read(sys.argv[1]), Path(sys.argv[2])
-    overrides = dict(word.split("=", 1) for word in sys.argv[3:])
     meter = Meter(work.samples, work.steps)
-    records: list[dict[str, Any]] = []
-    profile = Profile(os.environ["BENCH_PROFILE"]) if "BENCH_PROFILE" in os.environ else None
-    with tempfile.TemporaryDirectory(prefix="masflow-") as name:
-        place = Path(name)
-        file = write(work, base, place)
-        with Display(work.steps + 1, 0) as display:
-
-            def on_event(kind: str, facts: dict[str, Any]) -> None:
-                display(kind, facts)
-                if kind == "start":
-                    meter.loaded()
-                if kind == "train":
-                    records.append(facts)
-                    meter.step()
-                    if profile and meter.done == 1:
-                        profile.start()
-                    if profile and meter.done == work.steps + 1:
-                        profile.stop()
-
-            plan = compile_experiment(file, overrides=overrides)
-            train(plan, place / "run", on_event=on_event, experiment_text=file.read_text())
-    check(work, records)
+    records = run(work, base, meter, dict(word.split("=", 1) for word in sys.argv[3:]))
     times = [record["time"] for record in records[1:]]
     split = {key: round(sum(one[key] for one in times), 4) for key in ("sample_s", "update_s", "total_s")}
     meter.tell(**split, grad_norm=norms(records[-1]))
