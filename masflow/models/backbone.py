@@ -119,9 +119,10 @@ class Backbone:
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """float32 (or float64) logits (N, V) of hidden states (N, D)."""
-        return self._transform(self.head(hidden_ND)) if self._is_split else _widen(hidden_ND)
+        return self.transform(self.head(hidden_ND)) if self._is_split else _widen(hidden_ND)
 
-    def _transform(self, logits: Tensor) -> Tensor:
+    def transform(self, logits: Tensor) -> Tensor:
+        """What the head gives, in at least float32, with the family's factor and soft cap."""
         logits = _widen(logits)
         logits = logits if self.scale == 1.0 else logits * self.scale
         return torch.tanh(logits / self.cap) * self.cap if self.cap else logits
@@ -178,7 +179,7 @@ class Backbone:
         with torch.no_grad():
             whole = self.model(input_ids=ids, use_cache=False).logits
             hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            parts = self._transform(self.head(hidden))
+            parts = self.transform(self.head(hidden))
         return parts.shape == whole.shape and bool(torch.allclose(parts, _widen(whole), rtol=1e-3, atol=1e-3))
 
 

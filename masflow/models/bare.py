@@ -45,7 +45,6 @@ class BareModel:
         base, config = model.base_model, model.config
         if base.rotary_emb.rope_type not in STATIC_ROPES or type(base.embed_tokens) is not nn.Embedding:
             raise Unknown("rotary positions or embeddings")
-        self.backbone = backbone
         self.embed, self.rotary = base.embed_tokens, base.rotary_emb
         self.layers: list[Layer] = [layer_of(layer, names) for layer in base.layers]
         self.norm, self.head = Norm(base.norm), Joint(backbone.head, names=names)
@@ -115,9 +114,9 @@ class BareSpeaker:
 
     shares_prompts = True
 
-    def __init__(self, model: BareModel, stacked: Stacked | None = None):
+    def __init__(self, model: BareModel, backbone: Backbone, stacked: Stacked | None = None):
         """`stacked` None: whichever adapter is on speaks, whatever an opening says."""
-        self._model, self._stacked = model, stacked
+        self._model, self._backbone, self._stacked = model, backbone, stacked
         self._blocks: list[Block] = []
         self._names: list[str | None] = []
         self._num_steps = 0
@@ -132,7 +131,7 @@ class BareSpeaker:
         kind = (type(backbone.model), type(next(backbone.model.parameters())), names)
         if backbone.bare is None or backbone.bare[0] != kind:
             backbone.bare = (kind, _proven(backbone, names))
-        return None if backbone.bare[1] is None else cls(backbone.bare[1], stacked)
+        return None if backbone.bare[1] is None else cls(backbone.bare[1], backbone, stacked)
 
     @staticmethod
     def forget(backbone: Backbone) -> None:
@@ -177,13 +176,12 @@ class BareSpeaker:
         return logits_UV if is_same else logits_UV[torch.tensor(index, device=logits_UV.device)]
 
     def _name(self, opening: Opening) -> str | None:
-        return _active(self._model.backbone.model) if self._stacked is None else opening.adapter
+        return _active(self._backbone.model) if self._stacked is None else opening.adapter
 
     @torch.no_grad()
     def _logits(self, hidden_ND: Tensor, voices: Voices) -> Tensor:
         """At least float32; an ordinary tensor, for whatever the sampler does with it."""
-        logits_NV = self._model.head(hidden_ND, voices)
-        return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+        return self._backbone.transform(self._model.head(hidden_ND, voices))
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -365,7 +363,7 @@ def _proven(backbone: Backbone, names: Sequence[str]) -> BareModel | None:
         return None
     vocab = backbone.vocab_size
     prompts = [tuple((7 * i + k) % vocab for i in range(n)) for k, n in ((1, 5), (2, 3))]
-    speaker = BareSpeaker(model)
+    speaker = BareSpeaker(model, backbone)
     first_3V = speaker.admit([Opening(ids, copies=2 - k) for k, ids in enumerate(prompts)])
     fed_3 = torch.tensor([3, 4, 5], device=backbone.device) % vocab
     second_3V = speaker.step(fed_3)
