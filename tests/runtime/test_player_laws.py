@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,11 +23,14 @@ from masflow.compiler.graph import (
     StateFieldIR,
     TaskFieldIR,
 )
-from masflow.compiler.plan import Plan
+from masflow.compiler.plan import ModelIR, Plan, PolicyIR
 from masflow.models.engine import Reply, Request
+from masflow.passes.node_sampling import NodeSampling
 from masflow.runtime.episodes import play
+from masflow.runtime.nodes import Drawn, NodeSampler
 from masflow.runtime.player import Player
 from masflow.runtime.state import EpisodeState
+from masflow.spec.mapping import Optimizer
 from masflow.spec.replies import Retry, TagReply
 from masflow.spec.types import ANY, parse_type
 from masflow.trace import EpisodeKey, Trajectory, path_json
@@ -342,3 +346,29 @@ def test_many_episodes_at_barriers_are_the_episodes_one_by_one(plan: Plan):
         [alone] = play(player, [player.start({"n": i}, key(i))], speak_all)
         assert everything(alone) == everything(one)
     assert sorted(t.key.sample for t in told) == [0, 1, 2]
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plans(), st.sampled_from([1, 2]))
+def test_forks_begun_with_their_base_equal_those_made_when_it_is_over(plan: Plan, continuations: int):
+    policy = PolicyIR("p", "p", None, tuple(plan.policy_of), True, Optimizer())
+    plan = replace(plan, models=(ModelIR("p", None, "", "full", (policy,)),))
+    found: list[Drawn] = []
+    for most in (None, 999):
+        sampling = NodeSampling(samples=3, continuations=continuations, max_nodes=most).apply(plan)
+        asked: list[str] = []
+
+        def generate(requests: Sequence[Request], asked: list[str] = asked) -> list[Reply]:
+            asked += [request.turn_id for request in requests]
+            return [replace(speak(str(request.seed)), turn_id=request.turn_id) for request in requests]
+
+        player = Player(sampling)
+        found.append(NodeSampler(sampling, player, generate).sample([player.start({"n": 1}, key())]))
+        assert len(asked) == len(set(asked))
+    assert found[0].bases == found[1].bases
+    early, late = ({(w.action, w.trajectory.id): w.trajectory for w in one.continuations} for one in found)
+    # Of a turn that the engine failed at nothing is known afterwards.
+    turns = {path_json(turn.path) for turn in found[0].bases[0].turns}
+    known = {k: t for k, t in early.items() if not t.key.fork or t.key.fork[0] in turns}
+    assert known == late
