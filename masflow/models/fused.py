@@ -111,23 +111,23 @@ def _slope(
     """(loss of a part, its derivative with respect to W h + b); uses up the logits."""
     if bool((factor_u != 1).any()):
         logits_uV.mul_(factor_u.to(logits_uV.dtype)[:, None])
-    logprobs_uV = torch.log_softmax(logits_uV, -1)
-    probs_uV = torch.exp(logprobs_uV, out=logits_uV)
-    entropy_u = -torch.bmm(probs_uV[:, None], logprobs_uV[..., None])[:, 0, 0]
     prediction_n, target_n = batch.prediction_N[place_n] - first, batch.target_N[place_n]
+    logprobs_uV = torch.log_softmax(logits_uV, -1)
+    logprobs_n = logprobs_uV[prediction_n, target_n]
+    probs_uV = torch.exp(logprobs_uV, out=logits_uV)
+    terms_uV = logprobs_uV.mul_(probs_uV)
+    entropy_u = -terms_uV.sum(-1)
     with torch.enable_grad():
-        logprobs_n = logprobs_uV[prediction_n, target_n].requires_grad_()
-        entropy_n = entropy_u[prediction_n].requires_grad_()
+        logprobs_n, entropy_n = logprobs_n.requires_grad_(), entropy_u[prediction_n].requires_grad_()
         loss = loss_of(logprobs_n, entropy_n, place_n).sum()
         slope_n, entropy_slope_n = torch.autograd.grad(loss, (logprobs_n, entropy_n), allow_unused=True)
-    zeros_u = torch.zeros_like(entropy_u)
-    slope_u = zeros_u.index_add(0, prediction_n, slope_n)
+    slope_u = torch.zeros_like(entropy_u).index_add_(0, prediction_n, slope_n)
     if entropy_slope_n is None:
         probs_uV.mul_(-slope_u[:, None])
     else:
-        trained_u = zeros_u.index_add(0, prediction_n, entropy_slope_n)
-        logprobs_uV.add_(entropy_u[:, None]).mul_(trained_u[:, None]).add_(slope_u[:, None])
-        probs_uV.mul_(logprobs_uV).neg_()
+        trained_u = torch.zeros_like(entropy_u).index_add_(0, prediction_n, entropy_slope_n)
+        probs_uV.mul_(-(slope_u + trained_u * entropy_u)[:, None])
+        probs_uV.sub_(terms_uV.mul_(trained_u[:, None]))
     probs_uV.index_put_((prediction_n, target_n), slope_n, accumulate=True)
     if bool((factor_u != 1).any()):
         probs_uV.mul_(factor_u.to(probs_uV.dtype)[:, None])

@@ -211,7 +211,8 @@ class TransformersEngine:
     def probe_gap(self, policy: str, prompt_ids: Sequence[int], trainer: Trainer) -> float:
         """Mean gap, nats, of this engine's and the trainer's log-probs of greedy tokens of a policy that is
         on, or NaN."""
-        greedy = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS)
+        num = max(1, min(PROBE_TOKENS, self.context - len(prompt_ids)))
+        greedy = SamplingParams(temperature=0.0, max_tokens=num)
         job = Job(tuple(prompt_ids), greedy, 0, self._adapter(policy))
         try:
             drawn = decode(self.backbone, [job], frozenset(), speaker=self._idle_speaker())[0]

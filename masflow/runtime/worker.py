@@ -283,7 +283,8 @@ class Worker:
         self._moved()
 
     def _probe_ids(self) -> tuple[int, ...]:
-        return self.tokens.prompt(_PROBE).ids[: self.base.context - PROBE_TOKENS]
+        context = self.base.context
+        return self.tokens.prompt(_PROBE).ids[: max(context - PROBE_TOKENS, context // 2)]
 
     def _delivery(self, policy: str, version: int, gap: float) -> Delivery:
         if math.isnan(gap):
