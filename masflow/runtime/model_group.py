@@ -218,7 +218,7 @@ class ModelGroup:
     @property
     def joins(self) -> bool:
         """Requests may join those that a worker is answering (`Worker.advance`)."""
-        return (self.model.place.rollout.engine or self._plan.runtime.engine).use == "transformers"
+        return bool(getattr(self._worker, "joins", False))
 
     def deal(self, requests: Sequence[Request], load: Mapping[int, int]) -> dict[int, list[Request]]:
         """Requests by worker, policies that moved are published first; `load`: tokens that each has to do."""

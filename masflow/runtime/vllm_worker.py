@@ -27,6 +27,7 @@ __all__ = ["VllmWorker", "worker_of"]
 class VllmWorker(Worker):
     """As `Worker`. Where it trains too, vLLM sleeps meanwhile."""
 
+    joins = False
     engine: VllmEngine
 
     def __init__(self, model: ModelIR, plan: Plan, run_dir: Path, store: Actor, part: Part):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -51,6 +51,9 @@ batches sum in other orders, which a mean over eight evens out."""
 
 class Worker:
     """A model in this process, with an engine, a trainer, or both."""
+
+    joins: ClassVar[bool] = True
+    """Requests may join those that are being answered: `advance`."""
 
     def __init__(self, model: ModelIR, plan: Plan, run_dir: Path, store: Actor, part: Part):
         """Load or make the base, attach adapters, and load what `init` of a policy names: a checkpoint's
