@@ -81,8 +81,7 @@ class Joint:
             copy = self._room
             if copy is None:
                 copy = self._room = weights[0].new_empty(weights[0].shape[1], self.size)
-            for part, weight in zip(copy.split(self.sizes, 1), weights, strict=True):
-                part.copy_(weight.t())
+            copy.copy_((weights[0] if len(weights) == 1 else torch.cat(weights)).t())
             self._copy = copy
         else:
             self._copy = (weights[0] if len(weights) == 1 else torch.cat(weights)).t()

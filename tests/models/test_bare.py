@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from masflow.models.adapters import StackedAdapters
 from masflow.models.backbone import Backbone
 from masflow.models.bare import BareSpeaker
 from masflow.models.bare_arena import split_blocks
-from masflow.models.speaking import Opening, Prefix
+from masflow.models.speaking import ModuleSpeaker, Opening, Prefix, Speaker
 from masflow.spec.mapping import Lora
 
 VOCAB = 96
@@ -300,3 +303,42 @@ def test_blocks_hold_prompts_of_like_length_and_as_many_rows() -> None:
     blocks = split_blocks(openings)
     assert sorted(u for block in blocks for u in block) == [0, 1, 2, 3, 4]
     assert [0] in blocks and [1, 2, 4] in blocks
+
+
+def _cost(speaker: Speaker, openings: list[Opening]) -> float:
+    """Processor seconds of ten steps, the quickest of each."""
+    speaker.admit(openings)
+    token_B = torch.full((speaker.num_rows,), 5)
+    for _ in range(6):
+        speaker.step(token_B)
+    times = []
+    for _ in range(10):
+        start = time.process_time()
+        speaker.step(token_B)
+        times.append(time.process_time() - start)
+    speaker.leave(list(range(speaker.num_rows)), [False] * speaker.num_rows)
+    return min(times)
+
+
+def _ratio(ours: Callable[[], float], theirs: Callable[[], float]) -> float:
+    """How often as much they cost, the middle of seven pairs."""
+    return statistics.median(theirs() / ours() for _ in range(7))
+
+
+@pytest.mark.slow
+def test_steps_cost_less_than_those_of_modules() -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "vocab_size": 1024}
+    config = AutoConfig.for_model("llama", **{**BASE, **sizes})
+    backbone = Backbone(AutoModelForCausalLM.from_config(config).requires_grad_(False))
+    adapters.attach(backbone.model, (*NAMES, "d"), Lora(rank=16, alpha=32, targets="all-linear"), seed=0)
+    stacked = StackedAdapters(backbone.model, (*NAMES, "d"))
+    assert (speaker := BareSpeaker.of(backbone, stacked)) is not None
+    prompts = [tuple(range(k, k + 32)) for k in range(3, 7)]
+    few = [Opening(prompts[0], "a", copies=8)]
+    assert _ratio(lambda: _cost(speaker, few), lambda: _cost(ModuleSpeaker(backbone, stacked), few)) > 1.6
+    four = [Opening(p, name, copies=8) for p, name in zip(prompts, (*NAMES, "d"), strict=True)]
+    apart = lambda: sum(_cost(ModuleSpeaker(backbone, stacked), [one]) for one in four)  # noqa: E731
+    assert _ratio(lambda: _cost(speaker, four), apart) > 2
+    assert _ratio(lambda: _cost(ModuleSpeaker(backbone, stacked), four), apart) > 1.4
+    long = [Opening(tuple(k % 90 + 3 for k in range(512)), "a", copies=8)]
+    assert _ratio(lambda: _cost(speaker, long), lambda: _cost(ModuleSpeaker(backbone, stacked), long)) > 1.7
