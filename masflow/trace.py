@@ -65,6 +65,12 @@ def _step_json(step: Step) -> str:
     return f"[{_text(call)},{_text(node)},{visit},{key},{model_call},{attempt}]"
 
 
+@lru_cache(maxsize=65536)
+def visit_path(prefix: Path, call: str, node: str, visit: int) -> Path:
+    """The path of a whole visit; episodes share it."""
+    return (*prefix, Step(call, node, visit))
+
+
 MAX_KEY = 120
 """Characters of a key that a path holds; a key may be whatever a model wrote."""
 

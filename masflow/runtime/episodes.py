@@ -56,7 +56,7 @@ def play(
         for i in order:
             new = player.advance(states[i])
             if player.finished(states[i]):
-                finished[i] = player.trajectory(states[i])
+                finished[i] = _ended(player, states[i])
                 if on_finish is not None:
                     on_finish(finished[i])
                 continue
@@ -72,6 +72,14 @@ def play(
             player.deliver(state, reply)
         order = running
     return [finished[i] for i in range(len(states))]
+
+
+def _ended(player: Player, state: EpisodeState) -> Trajectory:
+    """What an episode left behind."""
+    trajectory = player.trajectory(state)
+    if trajectory.outcome != "paused":
+        player.let_go(state)
+    return trajectory
 
 
 def _play_freely(
@@ -93,7 +101,7 @@ def _play_freely(
                 asked += new
                 owners.update((request.turn_id, i) for request in new)
                 if player.finished(states[i]):
-                    finished[i] = player.trajectory(states[i])
+                    finished[i] = _ended(player, states[i])
                     if on_finish is not None:
                         on_finish(finished[i])
             queue.submit(asked)

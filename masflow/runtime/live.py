@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import ref
 
 from masflow.compiler.expressions import TemplateProblem, condition, evaluate, render, value
 from masflow.compiler.graph import START, Graph, Node
@@ -259,7 +260,8 @@ class Live:
     toolbox: ToolBox
     mode: str
     interactive: bool
-    state: EpisodeState
+    whose: ref[EpisodeState]
+    """The state that holds this, so that both go at once when nobody needs them."""
     play_of: Callable[..., Play]
     load: Callable[[str], Any]
     root: Play = field(init=False)
@@ -277,6 +279,12 @@ class Live:
     predecessors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
     """Path of each reply → its turn's id; also of replies that are no turn, such as an engine's failure."""
+
+    @property
+    def state(self) -> EpisodeState:
+        state = self.whose()
+        assert state is not None
+        return state
 
     def demonstrated(self, path_text: str) -> bool:
         script = self.state.script

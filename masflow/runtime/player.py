@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
+from weakref import ref
 
 from masflow.compiler.graph import END
 from masflow.compiler.plan import Plan
@@ -52,8 +53,8 @@ class Player:
         self._infos = infos
         self._blank = {key: Board.of(info.graph, Clock()) for key, info in infos.items()}
         self._straight = {key: straight(info) for key, info in infos.items()}
-        programs = any(info.graph.program is not None for info in infos.values())
-        self._beside = not programs and any(info.calls_follow for info in infos.values())
+        self._programs = any(info.graph.program is not None for info in infos.values())
+        self._beside = not self._programs and any(info.calls_follow for info in infos.values())
 
     def start(self, task: dict[str, Any], key: EpisodeKey) -> EpisodeState:
         """A new episode on one data row, nothing asked yet."""
@@ -119,6 +120,12 @@ class Player:
         """Whether nothing more will be asked of models: it ended, or waits for a person."""
         live = self._current(state)
         return live.root.thread.done or (bool(live.questions) and not state.pending)
+
+    def let_go(self, state: EpisodeState) -> None:
+        """Forget where an episode stands, to be worked out again if anybody asks; not of one that a function
+        plays, which would run again."""
+        if not self._programs:
+            state.live = None
 
     def fork(self, state: EpisodeState, turn_id: str, fork: tuple[Any, ...]) -> EpisodeState:
         """A new episode that replays everything that didn't happen after a turn, and asks that turn again.
@@ -214,7 +221,9 @@ class Player:
 
     def _live(self, state: EpisodeState) -> Live:
         if state.live is None:
-            live = Live(self.plan, self.toolbox, self.mode, self.interactive, state, self._play, self._load)
+            live = Live(
+                self.plan, self.toolbox, self.mode, self.interactive, ref(state), self._play, self._load
+            )
             root = self.plan.root
             limit = self._infos[root].graph.limits.tokens
             live.root = self._play(root, state.task, {}, (), "", Clock(), limit, True)

@@ -15,7 +15,7 @@ from masflow.errors import EpisodeError
 from masflow.runtime.board import Board, Write
 from masflow.runtime.effects import run_call
 from masflow.runtime.live import GraphInfo, Live, Names, Play
-from masflow.trace import Step
+from masflow.trace import visit_path
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,5 @@ def _called(
         args = {name: evaluate(names, None) for name, evaluate in how.args}
     except TemplateProblem as problem:
         raise EpisodeError("tool_error", f"nodes.{play.qualified(node.name)}.args: {problem}") from None
-    path = (*play.prefix, Step(play.call, node.name, number))
+    path = visit_path(play.prefix, play.call, node.name, number)
     return run_call(live, play, board, path, str(how.call), args)

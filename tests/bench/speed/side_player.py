@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 from pathlib import Path
@@ -77,6 +78,7 @@ def main() -> None:
         folder = Path(name)
         player = Player(plan_of(shape, folder), mode="train")
         trace = TraceDb(folder / "trace.sqlite") if way == "traced" else None
+        gc.freeze()  # as masflow's commands do once everything is loaded; the other side does it too
         meter.loaded()
         for number in range(STEPS + 1):
             keys = [EpisodeKey(0, "train", number, i, f"t{i}", 0) for i in range(EPISODES)]
