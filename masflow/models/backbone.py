@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from masflow.errors import RunError
+from masflow.models.last_layer import known_last_layer, only
 from masflow.models.tree_attention import used_by
 from masflow.models.tree_blocks import Block, blocks_of
 
@@ -46,6 +47,8 @@ class Backbone:
         self.window = _window(model.config)
         """Tokens that a layer looks at, itself included; None: all. A mask of ours knows no window."""
         self.takes_blocks = self._takes_blocks()
+        self._last_layer = known_last_layer(model)
+        self.takes_places = self.takes_blocks and self._takes_places()
 
     @property
     def _takes_bool(self) -> bool:
@@ -77,6 +80,7 @@ class Backbone:
         positions_BT: Tensor | None = None,
         cache: Any = None,
         blocks: Sequence[Block] | None = None,
+        places: Sequence[int] | None = None,
     ) -> Tensor:
         """Hidden states after the last layer and its norm.
 
@@ -86,8 +90,9 @@ class Backbone:
             positions_BT: (B, T) int64; None counts from 0.
             cache: a Hugging Face cache, which grows by T; None keeps nothing.
             blocks: instead of a mask, of a model that takes them; B = 1.
+            places: with blocks, of a model that `takes_places`: what is asked for alone; ascending.
         Returns:
-            (B, T, D); (B, T, V) logits for the rare model whose head can't be told apart.
+            (B, T, D), or (1, places, D); (B, T, V) logits for the rare model whose head can't be told apart.
         """
         arguments: dict[str, Any] = {"input_ids": ids_BT, "use_cache": cache is not None}
         if mask is not None:
@@ -99,7 +104,10 @@ class Backbone:
         if blocks is not None:  # a mask of four dimensions keeps transformers from making one of its own
             arguments |= {"tree_blocks": blocks, "attention_mask": self._additive_zero(ids_BT)}
         in_blocks = used_by(self.model) if blocks is not None else nullcontext()
-        with self._recomputing(cache is None), in_blocks:
+        in_places = nullcontext()
+        if places is not None and blocks is not None:
+            in_places = only(self._last_layer, places, blocks)
+        with self._recomputing(cache is None), in_blocks, in_places:
             if not self._is_split:
                 return self.model(**arguments).logits
             return self.model.base_model(**arguments).last_hidden_state
@@ -168,6 +176,22 @@ class Backbone:
             try:
                 found = self.hidden(ids_16, None, positions_16, blocks=blocks_of(parents))
             except (TypeError, ValueError, RuntimeError):
+                return False
+        return bool(torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max())))
+
+    def _takes_places(self) -> bool:
+        """Whether the last layer may be asked for some tokens alone: told by trying it on five of eleven."""
+        if self._last_layer is None or not self._is_split:
+            return False
+        blocks = blocks_of((-1, 0, 1, 2, 3, 4, 5, 2, 7, 2, 9))
+        ids_T = torch.arange(11, device=self.device)[None] % self.vocab_size
+        positions_T = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 3, 4, 3, 4]])
+        places = (2, 3, 5, 7, 8)
+        with torch.no_grad():
+            wanted = self.hidden(ids_T, None, positions_T, blocks=blocks)[:, list(places)]
+            try:
+                found = self.hidden(ids_T, None, positions_T, blocks=blocks, places=places)
+            except (TypeError, ValueError, RuntimeError, AttributeError):
                 return False
         return bool(torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max())))
 

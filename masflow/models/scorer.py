@@ -61,8 +61,7 @@ class Scorer(nn.Module):
         """
         is_plain = batch.mask is None and batch.blocks is None
         positions_ST = None if is_plain else batch.positions_ST
-        hidden = self.backbone.hidden(batch.ids_ST, batch.mask, positions_ST, blocks=batch.blocks)
-        hidden_UD = hidden.flatten(0, 1)[batch.source_U]
+        hidden_UD = self._hidden(batch, positions_ST)
         if loss_of is not None:
             return self._loss(hidden_UD, batch, entropy, loss_of)
         logprobs_N, entropy_U = token_scores(self.backbone, hidden_UD, batch, entropy, self.max_logits)
@@ -74,6 +73,15 @@ class Scorer(nn.Module):
         )
         entropy_BT = empty if entropy_U is None else empty.index_put(place, entropy_U[batch.prediction_N])
         return empty.index_put(place, logprobs_N), entropy_BT, mask_BT
+
+    def _hidden(self, batch: MicroBatch, positions_ST: Tensor | None) -> Tensor:
+        """Hidden states of the predictions; where it can be, the last layer computes no others."""
+        known = {"mask": batch.mask, "positions_BT": positions_ST, "blocks": batch.blocks}
+        if batch.blocks is None or not self.backbone.takes_places or hasattr(self, "unshard"):
+            return self.backbone.hidden(batch.ids_ST, **known).flatten(0, 1)[batch.source_U]
+        place, which_U = torch.unique(batch.source_U, return_inverse=True)
+        hidden = self.backbone.hidden(batch.ids_ST, places=place.tolist(), **known)
+        return hidden[0] if len(place) == len(which_U) else hidden[0][which_U]
 
     def _loss(
         self,

@@ -96,9 +96,10 @@ def _cut(x: Tensor, place: tuple[int, int], copies: int) -> Tensor:
 
 def _flags(block: Block, dtype: torch.dtype) -> tuple[bool, Tensor | None]:
     """(the kernel's own causal mask, a mask to add)."""
-    if not block.is_causal or block.rows == block.keys:
+    rows, keys = block.rows[1] - block.rows[0], block.keys[1] - block.keys[0]
+    if not block.is_causal or rows == keys:
         return block.is_causal, None
-    return False, _late(block.rows[1] - block.rows[0], block.keys[1] - block.keys[0], dtype)
+    return False, None if rows == 1 else _late(rows, keys, dtype)
 
 
 @lru_cache(maxsize=256)

@@ -7,10 +7,11 @@ Knows no tensors.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Block", "blocks_of"]
+__all__ = ["Block", "blocks_of", "restricted"]
 
 _STRIP = 128
 """Rows of a run that are taken together: the flash kernel for CPUs computes what a causal mask hides, so that
@@ -97,3 +98,33 @@ def _joined(blocks: list[Block]) -> Iterator[Block]:
             yield block
     if held is not None:
         yield held
+
+
+def restricted(blocks: Sequence[Block], places: Sequence[int]) -> tuple[Block, ...]:
+    """The blocks for some rows alone, which are counted in the order of `places` from then on.
+
+    Args:
+        places: ascending, all different.
+    """
+    return tuple(part for block in blocks for part in _restricted(block, places))
+
+
+def _restricted(block: Block, places: Sequence[int]) -> Iterator[Block]:
+    (a, b), (c, d), copies = block.rows, block.keys, block.copies
+    first, end = bisect_left(places, a), bisect_left(places, b)
+    if first == end:
+        return
+    if end - first == b - a or not block.is_causal:
+        yield replace(block, rows=(first, end))
+        return
+    rows, keys = (b - a) // copies, (d - c) // copies
+    for copy in range(copies):
+        at, stop, start = a + copy * rows, a + (copy + 1) * rows, c + copy * keys
+        run = bisect_left(places, at)
+        while run < end and places[run] < stop:
+            size = 1
+            while run + size < end and places[run + size] == places[run] + size < stop:
+                size += 1
+            seen = keys - (stop - places[run + size - 1] - 1)
+            yield Block((run, run + size), (start, start + seen), True, block.opens)
+            run += size

@@ -19,7 +19,7 @@ from masflow.models.experience import Row
 from masflow.models.packs import Budget
 from masflow.models.policies import Policies
 from masflow.models.trainer import Trainer
-from masflow.models.tree_blocks import Block, blocks_of
+from masflow.models.tree_blocks import Block, blocks_of, restricted
 from masflow.spec.mapping import ConfigBase, Lora, Optimizer
 
 MakeBase = Callable[..., ConfigBase]
@@ -120,6 +120,7 @@ def test_gradients_of_trees_are_those_of_rows_one_by_one(
     trainer, rows = Trainer(Backbone(model), tmp_path, WIDE), _rows()
     packed = trainer.pack(rows, [1.0] * len(rows))
     assert all((batch.blocks is not None) == (family != "gemma2") for batch in packed)  # scores are capped
+    assert trainer.backbone.takes_places == (family in ("llama", "qwen2", "qwen3", "mistral"))
     assert sum(batch.ids_ST.numel() for batch in packed) < 0.6 * sum(row.num_tokens for row in rows)
     assert _gap(trainer, rows, dict(model.named_parameters())) < 1e-5
     trainer.backbone.takes_blocks = False
@@ -173,8 +174,7 @@ def _seen(blocks: tuple[Block, ...], num: int) -> list[list[int]]:
     return seen
 
 
-@given(tries, st.integers(1, 400))
-def test_blocks_show_each_node_its_ancestors_once(steps: list[int], stem: int) -> None:
+def _parents(steps: list[int], stem: int) -> list[int]:
     """A run of `stem` nodes, then a node at a time: under the last one, or under one of those above it."""
     parents = list(range(-1, stem - 1))
     for step in steps:
@@ -182,6 +182,22 @@ def test_blocks_show_each_node_its_ancestors_once(steps: list[int], stem: int) -
         for _ in range(step * 2):
             at = max(parents[at], 0)
         parents.append(at)
+    return parents
+
+
+@given(tries, st.integers(1, 400), st.data())
+def test_blocks_of_some_rows_show_them_the_same(steps: list[int], stem: int, data: st.DataObject) -> None:
+    parents = _parents(steps, stem)
+    places = sorted(data.draw(st.sets(st.integers(0, len(parents) - 1), min_size=1)))
+    blocks = blocks_of(parents)
+    every = _seen(blocks, len(parents))
+    some = _seen(restricted(blocks, places), len(places))
+    assert some == [every[place] for place in places]
+
+
+@given(tries, st.integers(1, 400))
+def test_blocks_show_each_node_its_ancestors_once(steps: list[int], stem: int) -> None:
+    parents = _parents(steps, stem)
     for node, found in enumerate(_seen(blocks_of(parents), len(parents))):
         wanted = [node]
         while parents[wanted[-1]] >= 0:
