@@ -86,6 +86,8 @@ class NodeSampler:
         """Forks begin when their base is over."""
         self._spoken: list[dict[str, tuple[Turn, Reply]]] = []
         """Of each base episode that is over: path → turn and reply, where suffixes use them again."""
+        self._same: dict[str, str] = {}
+        """Turns that were said again → the base's, whose rows conversations go on from."""
         self._trained = {policy.name for policy in plan.policies if policy.train}
         self._waiting: dict[str, list[_Run]] = {}
         self._known: dict[str, Reply] = {}
@@ -163,7 +165,7 @@ class NodeSampler:
             for request in self._player.advance(run.state):
                 reply = self._known.get(request.turn_id) or self._reused(run, request)
                 heard += [reply] if reply else []
-                wanted += [] if reply else [request]
+                wanted += [] if reply else [self._continuing(request)]
             if not heard:
                 break
             for reply in heard:
@@ -176,6 +178,14 @@ class NodeSampler:
             return []
         return wanted
 
+    def _continuing(self, request: Request) -> Request:
+        """The request, going on from rows that were drawn."""
+        same = self._same
+        if request.parent not in same:
+            return request
+        messages = tuple(replace(m, turn_id=same.get(m.turn_id or "", m.turn_id)) for m in request.messages)
+        return replace(request, parent=same[request.parent], messages=messages)
+
     def _reused(self, run: _Run, request: Request) -> Reply | None:
         """What the base episode said at this place of a suffix: with `splice` only to the same prompt."""
         if not (self._spoken and run.text) or request.turn_id == run.action:
@@ -186,6 +196,7 @@ class NodeSampler:
         if self._credit == "splice" and _prompt(turn.messages) != _prompt(request.messages):
             return None
         self._counts["reused_turns"] += 1
+        self._same[request.turn_id] = turn.id
         return replace(reply, turn_id=request.turn_id)
 
     def _is_left(self, run: _Run) -> bool:

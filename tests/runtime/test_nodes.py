@@ -207,6 +207,28 @@ def test_splice_draws_only_behind_prompts_that_the_base_never_saw(compiled: Comp
     assert (found.counts["suffix_turns"], found.counts["reused_turns"]) == (differ, 150 - differ)
 
 
+TALK = """
+    name: talk
+    roles:
+      a: {prompt: "speak first"}
+      b: {prompt: "say so", next_prompt: "after {{ one.text }}", conversation: role}
+    nodes: {one: {role: a}, two: {role: b}, three: {role: b}}
+    edges: [start -> one -> two -> three -> end]
+    rewards:
+      - {name: own, use: "table.py:own", level: turn, args: {said: "{{ result.text }}"}}
+"""
+
+
+def test_a_conversation_goes_on_from_the_row_that_was_drawn(compiled: Compile):
+    plan = sampling(compiled(TALK, {"table.py": REWARD}), samples=4, credit="splice")
+    engine = coins(plan)
+    found = drawn(plan, engine.generate, 20)
+    assert found.counts["reused_turns"] > 60 and found.counts["suffix_turns"] > 10
+    asked = {request.turn_id for request in engine.requests}
+    spoken = {m.turn_id for request in engine.requests for m in request.messages if m.role == "assistant"}
+    assert {request.parent for request in engine.requests} - {None} == spoken <= asked
+
+
 def test_a_fixed_suffix_is_biased_by_what_the_base_would_have_answered(compiled: Compile):
     plan = sampling(compiled(TWO, {"table.py": REWARD}), samples=4, credit="fixed_suffix")
     found = drawn(plan, coins(plan).generate, 200)
