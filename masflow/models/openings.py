@@ -90,7 +90,7 @@ def _runs(openings: Sequence[Opening]) -> list[tuple[list[int], int]]:
         found.append((run, shared))
         run, shared = [u], 0
     found.append((run, shared))
-    return [(run, length) for run, length in found if (len(run) - 1) * length >= 2 * _STEM]
+    return [(run, length) for run, length in found if (len(run) - 1) * length >= 3 * _STEM]
 
 
 def _common(one: Opening, other: Opening) -> int:
