@@ -52,7 +52,7 @@ class BareModel:
         attention = base.layers[0].self_attn
         self.size, self.heads = int(attention.head_dim), int(config.num_key_value_heads)
         self.queries, self.scaling = int(config.num_attention_heads), float(attention.scaling)
-        self.has_copies = False
+        self.has_copies, self.merged = False, None
         self._angles = torch.empty(0)
 
     @property
@@ -62,16 +62,16 @@ class BareModel:
 
     def forget(self) -> None:
         """Let go of all copies of weights."""
-        self.has_copies = False
+        self.has_copies, self.merged = False, None
         for joint in self.joints:
             joint.forget()
 
-    def copy(self) -> None:
-        """Make the copies that steps of few rows are fast with."""
-        self.has_copies = True
+    def copy(self, adapter: str | None) -> None:
+        """Make the copies that steps of few rows are fast with; of one adapter, or of whichever."""
+        self.has_copies, self.merged = True, adapter
         if sum(joint.num_bytes for joint in self.joints) <= MAX_COPIES:
             for joint in self.joints:
-                joint.copy()
+                joint.copy(adapter)
 
     def angles(self, position_N: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine (N, queries + H, D); the scores' scale is in the queries' part."""
@@ -188,13 +188,13 @@ class BareSpeaker:
     def step(self, token_B: Tensor) -> Tensor:
         """One token a row through all layers; (B, V) logits of the next."""
         model = self._model
+        if not self._is_ready:
+            self._prepare(token_B.device)
         if self._num_steps >= FEW and not model.has_copies:
             with torch.no_grad():
-                model.copy()
+                model.copy(self._voices.only)
         self._num_steps += 1
         with torch.inference_mode():
-            if not self._is_ready:
-                self._prepare(token_B.device)
             for block in self._blocks:
                 block.step()
             x_BD = nn.functional.embedding(token_B, model.embed.weight)
@@ -208,6 +208,7 @@ class BareSpeaker:
             self._longest += 1
         return self._logits(hidden_BD, voices)
 
+    @torch.inference_mode()
     def _prepare(self, device: torch.device) -> None:
         """What stays the same from step to step while no row comes or goes."""
         self._blocks = join_blocks(self._blocks)
@@ -218,6 +219,8 @@ class BareSpeaker:
         self._longest = max(position_of.values())
         self._position_B = torch.tensor([position_of[row] for row in range(self.num_rows)], device=device)
         self._voices = Voices(self._names)
+        if self._model.merged not in (None, self._voices.only):
+            self._model.forget()
         self._is_ready = True
 
     def _attend(self, layer: int, heads_BHD: Tensor) -> Tensor:

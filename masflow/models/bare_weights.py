@@ -62,6 +62,8 @@ class Joint:
         self._room: Tensor | None = None
         """Where the copy stood last."""
         self._bias: Tensor | None = None
+        self._merged: str | None = None
+        """The adapter that is added up in the copy."""
 
     @property
     def num_bytes(self) -> int:
@@ -70,18 +72,22 @@ class Joint:
 
     def forget(self) -> None:
         """Let go of all copies: weights may be others when they are next needed."""
-        self._copy = self._bias = None
+        self._copy = self._bias = self._merged = None
         if self.change is not None:
             self.change.stacks.clear()
 
-    def copy(self) -> None:
-        """Make the copy: (in, out), by columns where that is what makes it fast."""
+    def copy(self, adapter: str | None) -> None:
+        """Make the copy: (in, out), by columns where that is what makes it fast. There the one adapter that
+        speaks, if it is one, is added up in it (LoRA, arXiv 2106.09685, section 4.1)."""
         weights = [base.weight for base in self.bases]
         if weights[0].dtype == torch.float32 and weights[0].device.type == "cpu":
             copy = self._room
             if copy is None:
                 copy = self._room = weights[0].new_empty(weights[0].shape[1], self.size)
             copy.copy_((weights[0] if len(weights) == 1 else torch.cat(weights)).t())
+            if self.change is not None and adapter in self.change.names:
+                self.change.merge(copy, adapter)
+                self._merged = adapter
             self._copy = copy
         else:
             self._copy = (weights[0] if len(weights) == 1 else torch.cat(weights)).t()
@@ -90,15 +96,26 @@ class Joint:
 
     def __call__(self, x_NI: Tensor, voices: Voices) -> Tensor:
         """(N, out) of all layers, side by side."""
-        if self._copy is None:
+        copy = self._copy_for(voices)
+        if copy is None:
             out = self._live(x_NI)
         elif self._bias is None:
-            out = torch.mm(x_NI, self._copy)
+            out = torch.mm(x_NI, copy)
         else:
-            out = torch.addmm(self._bias, x_NI, self._copy)
-        if self.change is not None and not voices.is_bare:
-            self.change.add(out, x_NI, voices)
+            out = torch.addmm(self._bias, x_NI, copy)
+        self._change(out, x_NI, voices)
         return out
+
+    def _copy_for(self, voices: Voices) -> Tensor | None:
+        return self._copy if self._merged is None or self._merged == voices.only else None
+
+    def _change(self, out: Tensor, x_NI: Tensor, voices: Voices) -> None:
+        if (
+            self.change is not None
+            and not voices.is_bare
+            and (self._merged is None or self._merged != voices.only)
+        ):
+            self.change.add(out, x_NI, voices)
 
     def _live(self, x_NI: Tensor) -> Tensor:
         if len(self.bases) == 1:
@@ -112,14 +129,14 @@ class Joint:
 
     def add_to(self, sum_ND: Tensor, x_NI: Tensor, voices: Voices) -> None:
         """Add the product to `sum_ND`, in place."""
-        if self._copy is None:
+        copy = self._copy_for(voices)
+        if copy is None:
             sum_ND.add_(self._live(x_NI))
         elif self._bias is None:
-            sum_ND.addmm_(x_NI, self._copy)
+            sum_ND.addmm_(x_NI, copy)
         else:
-            sum_ND.add_(torch.addmm(self._bias, x_NI, self._copy))
-        if self.change is not None and not voices.is_bare:
-            self.change.add(sum_ND, x_NI, voices)
+            sum_ND.add_(torch.addmm(self._bias, x_NI, copy))
+        self._change(sum_ND, x_NI, voices)
 
 
 class _Change:
@@ -132,15 +149,27 @@ class _Change:
         for layer, _ in self.parts:
             if type(layer) is not LoraLinear or layer.lora_variant or any(layer.lora_bias.values()):
                 raise Unknown("not a plain LoRA layer")
-        self.names = [n for n in names if all(n in layer.lora_A for layer, _ in self.parts)]
+        self.names = [n for n in names if any(n in layer.lora_A for layer, _ in self.parts)]
+        if any(n not in layer.lora_A for n in self.names for layer, _ in self.parts):
+            raise Unknown("an adapter on a part of the layers of one input")
         self.stacks: dict[tuple[str, ...], _Stack] = {}
+
+    def _stack(self, names: tuple[str, ...]) -> _Stack:
+        if names not in self.stacks:
+            self.stacks[names] = _Stack(self.parts, names)
+        return self.stacks[names]
+
+    def merge(self, copy: Tensor, adapter: str) -> None:
+        """Add an adapter up in a copy (in, out) of the matrix."""
+        stack = self._stack((adapter,))
+        for (_, columns), rank, up in zip(self.parts, stack.ranks, stack.ups, strict=True):
+            copy[:, columns].addmm_(stack.down[:, rank].to(copy.dtype), up.to(copy.dtype), alpha=stack.scale)
 
     def add(self, out: Tensor, x: Tensor, voices: Voices) -> None:
         """Add each token's change to `out`, in place."""
-        names = tuple(self.names) if voices.only is None else (voices.only,)
-        stack = self.stacks.get(names)
-        if stack is None:
-            stack = self.stacks[names] = _Stack(self.parts, names)
+        if voices.only is not None and voices.only not in self.names:
+            return
+        stack = self._stack(tuple(self.names) if voices.only is None else (voices.only,))
         down = torch.mm(x.to(stack.down.dtype), stack.down)
         scale = stack.scale
         if voices.only is None:

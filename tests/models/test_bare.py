@@ -187,6 +187,23 @@ def test_rows_of_all_adapters_speak_together(kind: str) -> None:
     party.step(2)
 
 
+@pytest.mark.parametrize("kind", ["llama, tied, biases", "qwen3"])
+def test_an_adapter_alone_is_added_up_until_others_join(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bare, "FEW", 1)
+    party = Party(*adapted(kind))
+    model = party.backbone.bare[1]
+    party.admit(Opening(party.prompt(6), "a", copies=2))
+    party.step(3)
+    assert model.merged == "a" and model.layers[0].qkv._merged == "a"
+    party.admit(Opening(party.prompt(4), "b"), Opening(party.prompt(4), None))
+    party.step(3)
+    assert model.has_copies and model.merged is None
+    party.leave([0, 1, 3])
+    party.step(3)  # the copies that are there serve one adapter too
+    party.admit(Opening(party.prompt(5), "b"))
+    party.step(2)
+
+
 @pytest.mark.parametrize("is_adapted", [False, True])
 def test_bf16_differs_by_rounding(is_adapted: bool) -> None:
     backbone, stacked = (
