@@ -227,10 +227,10 @@ def eval_(
     json_: Json = False,
 ) -> None:
     """Score held-out rows: greedy, and the mean over samples with a bootstrap interval."""
+    plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
     from masflow.runtime.report import eval_text
     from masflow.runtime.trial import evaluate_checkpoint
 
-    plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
     with prints_aside(json_):
         result = evaluate_checkpoint(plan, checkpoint, split, limit, samples)
     if json_:
@@ -261,11 +261,11 @@ def run(
     json_: Json = False,
 ) -> None:
     """Play one episode and print it."""
+    plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
     from masflow.runtime.recorded import recorded_graph
     from masflow.runtime.report import trajectory_json, trajectory_text
     from masflow.runtime.trial import run_episode
 
-    plan = compile_plan(experiment, mapping, runtime, overrides_of(set_))
     with prints_aside(json_):
         scored = run_episode(plan, task, checkpoint, resume, out)
     if json_:

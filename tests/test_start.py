@@ -26,6 +26,17 @@ def cpu_s(*words: str) -> float:
     return min(found)
 
 
+@pytest.mark.parametrize("command", ["run", "eval", "train"])
+def test_what_is_wrong_with_the_files_is_told_before_torch_is_imported(command: str, tmp_path: Path):
+    file = tmp_path / "wrong.yaml"
+    file.write_text((ROOT / "examples" / "quickstart.yaml").read_text().replace("steps: 60", "steps: many"))
+    words = [sys.executable, "-X", "importtime", "-m", "masflow", command, str(file)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 1
+    assert "masflow.compiler.pipeline" in imported and not imported & {"torch", "transformers", "ray"}
+
+
 @pytest.mark.slow
 def test_a_run_of_one_episode_takes_little_more_than_importing_its_libraries():
     # 1.0 measured; the bound is 1.5

@@ -25,7 +25,6 @@ from masflow.project import load
 from masflow.runtime import checkpoints
 from masflow.runtime.checkpoints import writing
 from masflow.runtime.curves import draw_curves
-from masflow.runtime.hub import train
 from masflow.runtime.progress import Display
 from masflow.runtime.report import result_text
 from masflow.runtime.rundir import Interrupted, RunDir
@@ -131,6 +130,8 @@ def warned(problem: Problem) -> None:
 
 def shown_run(plan: Plan, place: Path, resume: bool, only_warm_start: bool, text: str) -> dict[str, Any]:
     """Train before a display, and draw the curves however it ends."""
+    from masflow.runtime.hub import train  # torch, once the files are known to be right
+
     warm = plan.warm_start.steps if plan.warm_start and not plan.init else 0
     try:
         with Display(plan.train.steps, warm) as display:
