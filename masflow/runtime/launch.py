@@ -128,10 +128,15 @@ def warned(problem: Problem) -> None:
     print(f"warning: {problem}", file=sys.stderr, flush=True)
 
 
+def train(plan: Plan, place: Path, *words: Any, **options: Any) -> dict[str, Any]:
+    """As `hub.train`; torch is imported here, once the files are known to be right."""
+    from masflow.runtime import hub
+
+    return hub.train(plan, place, *words, **options)
+
+
 def shown_run(plan: Plan, place: Path, resume: bool, only_warm_start: bool, text: str) -> dict[str, Any]:
     """Train before a display, and draw the curves however it ends."""
-    from masflow.runtime.hub import train  # torch, once the files are known to be right
-
     warm = plan.warm_start.steps if plan.warm_start and not plan.init else 0
     try:
         with Display(plan.train.steps, warm) as display:
