@@ -93,7 +93,7 @@ PASSES = "passes: [{{node_sampling: {{samples: {work.group}, credit: {work.credi
 
 def workflow_of(work: Workload) -> str:
     if work.nodes == 1:
-        return (TALK if work.turns > 1 else ONE).format(reply=work.reply_tokens, turns=work.turns)
+        return (TALK if work.roles > 1 else ONE).format(reply=work.reply_tokens, turns=work.turns)
     nodes, order = [], []
     for i in range(work.nodes):
         said = f"n{i - 1}.text"

@@ -81,7 +81,9 @@ def known_words(folder: Path) -> list[str]:
 def prompts(work: Workload, folder: Path, count: int, seed: int = 0) -> list[str]:
     """Texts of `prompt_tokens - 2` words; a beginning and a line break complete them (`prompt_text`)."""
     known, rng = known_words(folder), random.Random(seed)
-    return [" ".join(rng.choices(known, k=work.prompt_tokens - 2)) for _ in range(count)]
+    return [
+        "".join(f" {word}" for word in rng.choices(known, k=work.prompt_tokens - 2)) for _ in range(count)
+    ]
 
 
 def prompt_text(text: str, tokenizer: Any) -> str:
