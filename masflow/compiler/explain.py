@@ -274,10 +274,12 @@ def _node_words(plan: Plan) -> str:
         }[options["credit"]]
         return f"{drawn}; credit {options['credit']}: what follows {how}"
     ways = samples * options["continuations"]
+    played = f"{drawn}; credit rollout: the rest is played {options['continuations']} x behind each"
+    if most:
+        return played
     return (
-        f"{drawn}; credit rollout: the rest is played {options['continuations']} x behind each; "
-        f"a chain of N turns costs {samples}·N actions and {ways}·N·(N-1)/2 turns behind them a task, "
-        "of which N·(N-1)/2 are the base episode's"
+        f"{played}; a chain of N turns costs {samples}·N actions and {ways}·N·(N-1)/2 turns behind them "
+        "a task, of which N·(N-1)/2 are the base episode's"
     )
 
 

@@ -41,7 +41,8 @@ class NodeSampling(Spec):
     """`rollout`: the rest of the episode is played under the current policies behind every action, and what
     the action is credited with is the mean over its continuations: unbiased (with `group_mean` up to the
     factor (G-1)/G, with `leave_one_out` exactly). `splice`: a turn behind it is the base episode's own where
-    its prompt is the same, byte for byte, else it is played: cheaper, each action's value still unbiased.
+    its prompt is the same, byte for byte, else it is played: cheaper, and each action's value stays unbiased
+    while turns come in the base's order.
     `fixed_suffix`: the base episode's replies stand behind every action, whatever it said (the paper's
     literal reading); only turns that the base episode never had are played: biased. `local`: only the turn's
     own rewards, nothing is played behind it: cheapest, and biased wherever later turns hang on the
