@@ -227,6 +227,8 @@ class Worker:
         """
         rows = self._rows([item.turn_id for item in items])
         _check_rows(policy, rows)
+        self._forget()  # the memory is the trainer's now
+        BareSpeaker.forget(self.backbone)
         staleness = max(self.policies.versions.get(policy, 0) - row.version for row in rows)
         with self.policies.learning(policy) as learner:
             spec, off = self.policies.by_name[policy].optimizer, self.policies.without_adapter
@@ -234,6 +236,10 @@ class Worker:
         self.policies.versions[policy] += 1
         self._moved()
         return metrics | {"staleness": float(staleness)}
+
+    def _forget(self) -> None:
+        if isinstance(self.engine, TransformersEngine):
+            self.engine.forget()
 
     def _moved(self) -> None:
         """Weights of this process are others now."""
@@ -306,8 +312,7 @@ class Worker:
     def clear_rows(self) -> None:
         """Forget the rows at hand."""
         self.experience.clear()
-        if isinstance(self.engine, TransformersEngine):
-            self.engine.forget()
+        self._forget()
 
     def reset_optimizers(self) -> None:
         """Begin afresh: moments and step counts go, weights stay."""
