@@ -76,7 +76,8 @@ class BareModel:
     def angles(self, position_N: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine (N, queries + H, D); the scores' scale is in the queries' part."""
         weight = self.embed.weight
-        if len(self._angles) <= longest or self._angles.dtype != weight.dtype:
+        angles = self._angles
+        if len(angles) <= longest or (angles.dtype, angles.device) != (weight.dtype, weight.device):
             size = 256 * (1 + 2 * longest // 256)
             place = torch.arange(size, device=weight.device)[None]
             cos, sin = self.rotary(weight[:1], place)

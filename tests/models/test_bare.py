@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -313,6 +316,46 @@ def test_rows_that_join_late_speak_beside_the_others_whatever_is_put_together(
     party.step(2)
     party.leave([0, 1, 2])
     party.step(2)
+
+
+_PARTIES: dict[str, tuple[Backbone, StackedAdapters]] = {}
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(["llama", "qwen3"]))
+def test_in_whatever_order_rows_come_and_go_they_say_what_the_modules_say(seed: int, kind: str) -> None:
+    rng = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bare, "FEW", rng.choice([0, 1, 4]))
+        patch.setattr(bare, "MAX_TOKENS", rng.choice([20, 1024]))
+        for name, values in (("_PADDING", (0, 100, 4096)), ("_APART", (1, 4)), ("_STEP", (2, 32))):
+            patch.setattr(bare_arena, name, rng.choice(values))
+        if kind not in _PARTIES:
+            _PARTIES[kind] = adapted(kind)
+        party = Party(*_PARTIES[kind])
+        party.admit(Opening(party.prompt(4), "a", copies=2))
+        kept: list[tuple[list[int], str | None, Prefix]] = []
+        for _ in range(rng.randrange(3, 9)):
+            what = rng.choice(["admit", "step", "leave"]) if party.rows else "admit"
+            if what == "admit":
+                party.admit(*[_opening(rng, party, kept) for _ in range(rng.randrange(1, 4))])
+            elif what == "step":
+                party.step(rng.randrange(1, 4))
+            else:
+                gone = rng.sample(range(len(party.rows)), rng.randrange(1, len(party.rows) + 1))
+                said = [party.rows[row] for row in gone]
+                prefixes = party.leave(gone, keep=True)
+                kept += [(ids, name, p) for (ids, name), p in zip(said, prefixes, strict=True) if p]
+
+
+def _opening(rng: random.Random, party: Party, kept: list[tuple[list[int], str | None, Prefix]]) -> Opening:
+    """A new prompt, or one that goes on from a row that left."""
+    copies = rng.choice([1, 1, 2, 5])
+    if kept and rng.random() < 0.5:
+        ids, name, prefix = rng.choice(kept)
+        assert prefix.length == len(ids)
+        return Opening((*ids, *party.prompt(rng.randrange(1, 6))), name, prefix, copies)
+    return Opening(party.prompt(rng.choice([1, 2, 6, 6, 20])), rng.choice([None, *NAMES]), None, copies)
 
 
 def test_blocks_hold_prompts_of_like_length_and_as_many_rows() -> None:
