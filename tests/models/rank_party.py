@@ -38,9 +38,9 @@ LOSS = LossSpec(kl_weight=0.2, entropy=0.05)
 BUDGET = Budget(tokens=160, logits=1500)
 """Small, so that a rank has several micro-batches, and not as many as the other, and scores them in parts."""
 CASES: dict[str, dict[str, Any]] = {
-    "full": {"train": "full", "family": "qwen3"},
+    "full": {"train": "full", "family": "qwen3", "width": 1 << 20},
     "frozen": {"train": "full", "family": "qwen3", "freeze": ("embeddings",)},
-    "untied": {"train": "full", "family": "gpt2"},
+    "untied": {"train": "full", "family": "gpt2", "width": 1 << 20},
     "lora": {"train": "lora", "family": "llama", "recompute": True},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -60,7 +60,9 @@ class Party:
         base = load_base(model, run_dir, seed=3)
         self.policies = Policies(model, base, seed=3)
         backbone = Backbone(base.model, recompute=CASES[case].get("recompute", False))
-        self.trainer = Trainer(backbone, folder / "dump", BUDGET, ranks)
+        # As if it were wide, attention is taken in blocks; the narrow ones have their masks.
+        budget = replace(BUDGET, width=CASES[case].get("width", 0))
+        self.trainer = Trainer(backbone, folder / "dump", budget, ranks)
         self.policies.rebind(ranks is None or ranks.is_first)
         self.names = list(self.policies.by_name)
 
