@@ -52,6 +52,7 @@ class BareModel:
         attention = base.layers[0].self_attn
         self.size, self.heads = int(attention.head_dim), int(config.num_key_value_heads)
         self.queries, self.scaling = int(config.num_attention_heads), float(attention.scaling)
+        self.is_adapted = bool(names)
         self.has_copies, self.merged = False, None
         self._angles = torch.empty(0)
 
@@ -177,7 +178,9 @@ class BareSpeaker:
         return logits_UV if is_same else logits_UV[torch.tensor(index, device=logits_UV.device)]
 
     def _name(self, opening: Opening) -> str | None:
-        return _active(self._backbone.model) if self._stacked is None else opening.adapter
+        if self._stacked is None:
+            return _active(self._backbone.model) if self._model.is_adapted else None
+        return opening.adapter
 
     @torch.no_grad()
     def _logits(self, hidden_ND: Tensor, voices: Voices) -> Tensor:
