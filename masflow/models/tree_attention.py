@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from masflow.models.tree_blocks import Block
+from masflow.models.tree_blocks import STRIP, Block
 
 __all__ = ["NAME", "tree_attention", "used_by"]
 
@@ -102,9 +102,17 @@ def _flags(block: Block, dtype: torch.dtype) -> tuple[bool, Tensor | None]:
     return False, None if rows == 1 else _late(rows, keys, dtype)
 
 
-@lru_cache(maxsize=256)
 def _late(rows: int, keys: int, dtype: torch.dtype) -> Tensor:
     """(rows, keys): 0 where the i-th row from the end may look, minus infinity elsewhere."""
+    size = max(1024, 1 << (keys - 1).bit_length())
+    mask = _latest(size, dtype)
+    return mask[len(mask) - rows :, size - keys :]
+
+
+@lru_cache(maxsize=8)
+def _latest(keys: int, dtype: torch.dtype) -> Tensor:
+    """What all masks of so many keys at most are the lower right corner of: none is kept by itself."""
+    rows = 2 * STRIP
     seen = torch.ones(rows, keys, dtype=torch.bool).tril_(keys - rows)
     return torch.zeros(rows, keys, dtype=dtype).masked_fill_(~seen, float("-inf"))
 

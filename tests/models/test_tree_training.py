@@ -19,6 +19,7 @@ from masflow.models.experience import Row
 from masflow.models.packs import Budget
 from masflow.models.policies import Policies
 from masflow.models.trainer import Trainer
+from masflow.models.tree_attention import tree_attention
 from masflow.models.tree_blocks import Block, blocks_of, restricted
 from masflow.spec.mapping import ConfigBase, Lora, Optimizer
 
@@ -217,3 +218,31 @@ def test_sharing_is_switched_off(
     assert all((batch.blocks is not None) == (width > 1) for batch in packed)
     assert sum(batch.ids_ST.numel() for batch in packed) >= sum(row.num_tokens - 1 for row in rows)
     assert _gap(trainer, rows, dict(model.named_parameters())) < 1e-5
+
+
+@pytest.mark.parametrize("places", [None, [0, 130, 131, 299, 310, 311, 340]])
+def test_long_runs_in_strips_give_the_numbers_of_one_mask(places: list[int] | None) -> None:
+    """A run of 300 nodes, under it a second one of 200, and two leaves of 9 under that; float64."""
+    parents = [*range(-1, 499), 499, *range(500, 508), 499, *range(509, 517)]
+    parents[400] = 299  # a fork: 300 … 399 is one branch, all others hang on 299
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, len(parents), 8, dtype=torch.float64) for _ in range(3))
+    blocks, kept = blocks_of(parents), list(range(len(parents))) if places is None else places
+    assert any(block.is_causal and block.rows != block.keys for block in blocks)
+    mask = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        mask[node] = mask[parent] if parent >= 0 else False
+        mask[node, node] = True
+    found = []
+    for with_blocks in (False, True):
+        own = [x.clone().requires_grad_() for x in (q, k, v)]
+        asked = own[0][:, :, kept]
+        if with_blocks:
+            out = tree_attention(asked, own[1], own[2], restricted(blocks, kept), 0.3)
+        else:
+            attend = torch.nn.functional.scaled_dot_product_attention
+            out = attend(asked, own[1], own[2], attn_mask=mask[kept], scale=0.3)
+        (out * out.detach().cos()).sum().backward()
+        found.append([out.detach(), *(x.grad for x in own)])
+    for wanted, got in zip(*found, strict=True):
+        assert wanted is not None and torch.allclose(wanted, got, rtol=1e-9, atol=1e-11)
