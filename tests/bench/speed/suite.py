@@ -144,7 +144,7 @@ COMPARISONS: tuple[Comparison, ...] = (
     ),
     *(
         replace(trained(sized(RETRIEVAL, model), other, None), most_pairs=most)
-        for model, most in (("v49k", 99), ("v150k", 3), ("SmolLM2-135M", 2))
+        for model, most in (("v49k", 3), ("v150k", 2), ("SmolLM2-135M", 2))
         for other in ("trl", "floor")
     ),
 )
