@@ -9,14 +9,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from masflow.compiler.digest import WITHOUT_EFFECT
+
 __all__ = ["told"]
 
 FREE = ("digest", "root_dir", "runtime", "groups", "path", "where", "prompt_file", "template_file", "init")
 """What may differ between two parts of one run: where things stand and run."""
 FREE_OF_MODELS = ("place", "gradient_checkpointing")
 FREE_SCHEDULE = ("steps", "eval_every", "save_every", "keep", "keep_every", "data")
-DERIVED = ("sampler", "stages")
-"""Told by what they come from: the algorithm and the passes."""
+DERIVED = ("sampler", "stages", "sharing")
+"""Told by what they come from: the algorithm and the passes; or free to differ."""
 KINDS = {
     "workflows": "workflow",
     "nodes": "node",
@@ -53,7 +55,8 @@ def told(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 def _content(plan: dict[str, Any]) -> dict[str, Any]:
     """What a digest covers: lists of named things by their names, the root's parts at the top."""
-    found = _named(plan)
+    passes = [entry for entry in plan.get("passes") or () if entry.get("name") not in WITHOUT_EFFECT]
+    found = _named({**plan, "passes": passes})
     for schedule in (found.get("train"), found.get("warm_start")):
         for key in FREE_SCHEDULE:
             (schedule or {}).pop(key, None)
