@@ -13,6 +13,7 @@ from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.regions import Regions
 from masflow.compiler.sizes import Size, estimate
 from masflow.compiler.team import graphs_below
+from masflow.spec.runtime import Engine
 
 __all__ = ["explain", "mermaid", "plan_summary", "text"]
 
@@ -319,12 +320,24 @@ def _runtime_lines(plan: Plan) -> Iterator[str]:
     for model in plan.models if runtime.backend == "ray" else ():
         if model.endpoint is None:
             yield f"{model.name}: {_place_text(model)}"
-    engine, limit = runtime.engine, f"at most {runtime.engine.max_batch_tokens} tokens decoded together"
-    taken = f"takes {engine.memory_frac:.0%} of a device's memory, batches as requests come and go"
-    yield f"engine {engine.use}: {taken if engine.use == 'vllm' else limit}"
+            if model.place.rollout.engine:
+                yield f"engine of {model.name} {_engine_text(model.place.rollout.engine)}"
+    yield f"engine {_engine_text(runtime.engine)}"
     who = "one process plays, then trains" if runtime.backend == "local" else "all play, then all train"
     why = who if runtime.pipeline == "auto" else "as asked for"
     yield f"pipeline sync: {why}; staleness 0"
+
+
+def _engine_text(engine: Engine) -> str:
+    if engine.use == "vllm":
+        taken = f"takes {engine.memory_frac:.0%} of a device's memory"
+        return f"vllm: {taken}, batches as requests come and go"
+    kept = f"{_number(engine.prefix_cache_bytes)}B" if engine.prefix_cache_bytes else "nothing"
+    plain = "" if engine.decoder == "auto" else f", decoder {engine.decoder}"
+    return (
+        f"transformers: at most {engine.max_batch_tokens} tokens decoded together, {kept} of what rows leave "
+        f"kept for prompts that go on from them{plain}"
+    )
 
 
 def _place_text(model: ModelIR) -> str:

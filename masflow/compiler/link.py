@@ -23,8 +23,8 @@ from masflow.compiler.team import graphs_below, speakers_of
 from masflow.errors import Problem, SpecError, Where, unknown
 from masflow.passes import DEFAULT, known_passes
 from masflow.project import Loaded, expand_data, resolve
-from masflow.spec.base import Fault, fault_of
 from masflow.spec.experiment import Algorithm, DataSource, Experiment
+from masflow.spec.problems import problems_of
 
 __all__ = [
     "apply_passes",
@@ -292,9 +292,13 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
         try:
             chosen.append((name, known[name](**(settings or {})), i))
         except (ValidationError, TypeError) as error:
-            problems.append(_setting_problem(where, name, error))
+            problems.extend(_setting_problems(loaded, i, name, settings, error))
     names = [name for name, _, _ in chosen]
     for at, (name, one, i) in enumerate(chosen):
+        if name in names[:at]:
+            message = f"pass '{name}' is written twice, and one would undo the other"
+            where = loaded.source.where("passes", i)
+            problems.append(Problem.at(where, "pass-twice", message, "remove one of the two"))
         early = [n for n in one.after if n in names[at + 1 :]] + [n for n in names[:at] if n in one.before]
         if early:
             message = f"pass '{name}' stands on the wrong side of '{early[0]}'"
@@ -324,16 +328,24 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
     return plan
 
 
-def _setting_problem(where: Where, name: str, error: ValidationError | TypeError) -> Problem:
-    """What is wrong with a pass's settings."""
+def _setting_problems(
+    loaded: Loaded[Experiment],
+    i: int,
+    name: str,
+    settings: Mapping[str, Any],
+    error: ValidationError | TypeError,
+) -> list[Problem]:
+    """What is wrong with a pass's settings, each on its own line."""
+    at = ("passes", i, name)
     if isinstance(error, TypeError):
-        return Problem.at(where, "pass-setting", f"pass '{name}': {error}", "correct the setting")
-    first = error.errors(include_url=False)[0]
-    fault = fault_of(first)
-    place = ".".join(map(str, fault.path if isinstance(fault, Fault) else first["loc"]))
-    message = f"pass '{name}': {place}: {first['msg']}"
-    fix = (fault.fix if isinstance(fault, Fault) else "") or "correct the setting"
-    return Problem.at(where, "pass-setting", message, fix)
+        message = f"pass '{name}': {error}"
+        return [Problem.at(loaded.source.where(*at), "pass-setting", message, "correct the setting")]
+
+    def where(*path: str | int) -> Where:
+        return loaded.source.where(*at, *path)
+
+    found = problems_of(error, settings, where, loaded.source.under(*at).lines)
+    return [replace(one, code="pass-setting", message=f"pass '{name}': {one.message}") for one in found]
 
 
 def changes(before: Any, after: Any, at: str = "") -> list[str]:

@@ -32,10 +32,7 @@ def plan_problems(plan: Plan, experiment: Loaded[Experiment] | None) -> Iterator
         yield from _precision_problems(plan, model)
     if experiment is not None:
         yield from _engine_problems(plan, experiment.source.where("runtime"))
-        if plan.sampler.kind == "nodes" and experiment.spec.algorithm.samples is not None:
-            message = "node_sampling says how many actions are drawn, and so does algorithm.samples"
-            where = experiment.source.where("algorithm", "samples")
-            yield Problem.at(where, "samples-twice", message, "remove it; write node_sampling: {samples: N}")
+        yield from _twice_problems(plan, experiment)
     if trains:
         yield from _sampling_problems(plan, trained)
         yield from _unpaid_problems(plan, trained)
@@ -44,6 +41,24 @@ def plan_problems(plan: Plan, experiment: Loaded[Experiment] | None) -> Iterator
         where = experiment.source.where("mapping") if experiment else plan.graph.where
         message = "every model is frozen, so there is nothing to train"
         yield Problem.at(where, "warn-nothing-to-train", message, "train a model, or write train: {steps: 0}")
+
+
+def _twice_problems(plan: Plan, experiment: Loaded[Experiment]) -> Iterator[Problem]:
+    """What both the algorithm and the pass that draws for it say."""
+    algorithm = experiment.spec.algorithm
+    if plan.sampler.kind == "nodes" and algorithm.samples is not None:
+        message = "node_sampling says how many actions are drawn, and so does algorithm.samples"
+        where = experiment.source.where("algorithm", "samples")
+        yield Problem.at(where, "samples-twice", message, "remove it; write node_sampling: {samples: N}")
+    if "temperature" not in algorithm.model_fields_set:
+        return
+    for entry in plan.passes:
+        if entry["name"] == "node_sampling" and entry["settings"]["temperature"] is not None:
+            message = (
+                "node_sampling says at which temperature turns are drawn, and so does algorithm.temperature"
+            )
+            where = experiment.source.where("algorithm", "temperature")
+            yield Problem.at(where, "temperature-twice", message, "remove one of the two")
 
 
 def _judge_problems(place: Place, trained: set[str]) -> Iterator[Problem]:

@@ -49,7 +49,16 @@ def test_the_text_of_a_plan_on_ray_says_what_each_model_gets(project, tiny):
     text = explain(compile_experiment(project({**tiny, "tiny.yaml": tiny["tiny.yaml"] + runtime})))
     assert "ray: a star of processes, with a Ray of its own on this machine; threads as many as" in text
     assert "policy: placement separate, rollout workers 2 (each 1 GPUs) with transformers, trainer" in text
+    own = "engine of policy transformers: at most 64 tokens decoded together, 268MB of what rows leave kept"
+    assert own in text
     assert "pipeline sync: all play, then all train; staleness 0" in text
+
+
+def test_the_text_says_what_the_engine_is_told(project, tiny):
+    runtime = "runtime: {engine: {prefix_cache_bytes: 0, decoder: modules}}\n"
+    text = explain(compile_experiment(project({**tiny, "tiny.yaml": tiny["tiny.yaml"] + runtime})))
+    assert "decoded together, nothing of what rows leave kept for prompts that go on from them" in text
+    assert "decoder modules" in text
 
 
 def test_the_picture_has_every_node_and_arrow_and_escapes_conditions(project, tiny):

@@ -74,7 +74,8 @@ def test_a_pass_changes_the_digest(plan_of):
         ("[breaking]", "unreachable-node", "no path leads from start to 'lost'"),
         ("[fewr]", "unknown-pass", "write 'fewer'"),
         ("[fewer: {sample: 3}]", "pass-setting", "sample"),
-        ("[fewer: {samples: many}]", "pass-setting", "samples"),
+        ("[fewer: {samples: many}]", "pass-setting", "'samples' must be a whole number; got 'many'"),
+        ("[fewer, fewer: {samples: 3}]", "pass-twice", "remove one of the two"),
     ],
 )
 def test_what_is_wrong_with_a_pass_is_said(plan_of, text, code, said):
@@ -82,3 +83,15 @@ def test_what_is_wrong_with_a_pass_is_said(plan_of, text, code, said):
         plan_of(text)
     assert [p.code for p in caught.value.problems] == [code]
     assert said in str(caught.value)
+
+
+def test_every_wrong_setting_of_a_pass_is_said_on_its_line_with_what_is_known(plan_of):
+    with pytest.raises(SpecError) as caught:
+        plan_of("\n- node_sampling:\n    samples: 1\n    credit: rollouts\n    max_node: 2")
+    found = {p.path: p for p in caught.value.problems}
+    credit, samples, key = (found[f"passes.0.node_sampling.{k}"] for k in ("credit", "samples", "max_node"))
+    assert "unknown credit 'rollouts'; known: rollout, splice, fixed_suffix, local" in credit.message
+    assert credit.fix == "write 'rollout'"
+    assert "'samples' is 1; it must be at least 2" in samples.message
+    assert key.fix == "write 'max_nodes'"
+    assert samples.line + 2 == credit.line + 1 == key.line

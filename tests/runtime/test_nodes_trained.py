@@ -90,14 +90,20 @@ def test_explain_shows_how_actions_are_drawn(toy: Toy):
     ("settings", "change", "code", "said"),
     [
         ("samples: 3", ("seed: 0", "seed: 1"), "samples-twice", "so does algorithm.samples"),
-        ("samples: 1", FEWER, "pass-setting", "greater than or equal to 2"),
+        ("samples: 1", FEWER, "pass-setting", "'samples' is 1; it must be at least 2"),
         (
             "credit: splice, continuations: 2",
             FEWER,
             "option-without-effect",
             "with 'splice' it has no effect",
         ),
-        ("credit: locl", FEWER, "pass-setting", "credit"),
+        ("credit: locl", FEWER, "pass-setting", "known: rollout, splice, fixed_suffix, local"),
+        (
+            "samples: 3, temperature: 1.2",
+            ("samples: 4, updates", "temperature: 0.7, updates"),
+            "temperature-twice",
+            "so does algorithm.temperature",
+        ),
         ("credit: local", FEWER, "no-local-reward", "a turn's own rewards only"),
         ("credit: local, continuations: 2", FEWER, "option-without-effect", "continuations"),
     ],
