@@ -33,7 +33,7 @@ algorithm:"""
 
 
 def test_a_models_own_engine_settings_reach_its_worker(toy: Toy, tmp_path: Path) -> None:
-    # FIELD_PROBLEMS: "a model's own batch size or learning rate is ignored because code reads the base config".
+    # FIELD_PROBLEMS, Mapping: a model's own batch size is ignored because code reads the base config.
     plan = compile_experiment(toy((SHARED, EACH), ("algorithm:", OWN)))
 
     def engine(name: str) -> TransformersEngine:
