@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -81,18 +82,21 @@ class TransformersEngine:
         self._done: list[Reply] = []
 
     def generate(self, requests: Sequence[Request]) -> list[Reply]:
-        """One reply a request, in order."""
-        self.admit(requests)
+        """One reply a request, in order. After an error or an interruption nothing is under way."""
         missing = {request.turn_id for request in requests}
         others: list[Reply] = []
         found: dict[str, Reply] = {}
-        while missing:
-            for reply in self.advance():
-                if reply.turn_id in missing:
-                    found[reply.turn_id] = reply
-                    missing.discard(reply.turn_id)
-                else:
-                    others.append(reply)
+        with ExitStack() as stack:
+            stack.callback(self.drop)
+            self.admit(requests)
+            while missing:
+                for reply in self.advance():
+                    if reply.turn_id in missing:
+                        found[reply.turn_id] = reply
+                        missing.discard(reply.turn_id)
+                    else:
+                        others.append(reply)
+            stack.pop_all()
         self._done += others
         return [found[request.turn_id] for request in requests]
 

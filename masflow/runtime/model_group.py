@@ -320,7 +320,9 @@ class ModelGroup:
         """Set all ranks to work; `finish_update` waits for them, so that several models learn at once."""
         if not rows:
             return []
-        gap = self._gaps.get(policy, 0.0)
+        if policy not in self._gaps:  # as after a resume, which proves every delivery again
+            self.prove_delivery(policy)
+        gap = self._gaps[policy]
         if rescore := gap > REUSE_NATS:
             self.incidents.append(
                 f"what speaks for policy '{policy}' is {gap:.2g} nats off its trainer: log-probs of sampled"

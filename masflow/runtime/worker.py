@@ -75,6 +75,8 @@ class Worker:
         self.trainer = Trainer(self.backbone, run_dir / "nonfinite", budget)
         self._continued = _continued(plan)
         self.engine = self._make_engine(model.place.rollout.engine or plan.runtime.engine)
+        if part.speaks and isinstance(self.engine, TransformersEngine):
+            self.engine.speaker()  # which one is found out by trying: not on weights that a resumed run lacks
         for policy in model.policies:
             if policy.init is not None:
                 self.policies.start_from(policy.name, Path(policy.init) / "models")
