@@ -320,9 +320,9 @@ class ModelGroup:
         """Set all ranks to work; `finish_update` waits for them, so that several models learn at once."""
         if not rows:
             return []
-        if policy not in self._gaps:  # as after a resume, which proves every delivery again
+        if policy not in self._gaps and self.layout.colocated:  # as a resume, which proves all of them again
             self.prove_delivery(policy)
-        gap = self._gaps[policy]
+        gap = self._gaps.get(policy, 0.0)
         if rescore := gap > REUSE_NATS:
             self.incidents.append(
                 f"what speaks for policy '{policy}' is {gap:.2g} nats off its trainer: log-probs of sampled"
@@ -360,7 +360,8 @@ class ModelGroup:
             deliveries = self._publish(policy, self.speakers)
         self._unproven.discard(policy)
         worst = max(deliveries, key=lambda delivery: delivery.logprob_gap)
-        self._gaps[policy] = worst.logprob_gap
+        if worst.version or self.layout.colocated:
+            self._gaps[policy] = worst.logprob_gap  # apart, only a resume sends what hasn't moved yet
         return worst
 
     def _publish(self, policy: str, to: Sequence[Actor], whole: bool = False) -> list[Delivery]:

@@ -16,10 +16,11 @@ from masflow.compiler import compile_experiment
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
 from masflow.models.engine import Request, SamplingParams
-from masflow.models.publishing import Payload
+from masflow.models.publishing import Payload, Probe
 from masflow.models.weights import checksum
 from masflow.rl.batch import TrainRow
 from masflow.rl.losses import LossSpec
+from masflow.runtime import model_group
 from masflow.runtime.local import LocalActor
 from masflow.runtime.model_group import ModelGroup
 from masflow.runtime.worker import Worker
@@ -113,6 +114,21 @@ def test_one_publication_is_one_payload_that_all_workers_read(toy: Toy, tmp_path
         assert all(len(s.got) == 1 and s.got[0] is trainer.sent[0] for s in speakers)
         sums = {checksum(w.policies.learners["policy"].parameters) for w in (trainer, *speakers)}
         assert sums == {trainer.sent[0].checksum}
+
+
+def test_apart_a_resume_before_the_first_update_takes_the_same_log_probs(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_group, "REUSE_NATS", 1e-4)
+    monkeypatch.setattr(Probe, "gap", lambda *_: 5e-4)
+    plan = _plan(toy())
+    with _group(plan, tmp_path / "run") as group:
+        group.save(tmp_path / "saved")
+        through = [_learn(group, "policy", step) for step in range(2)]
+    with _group(plan, tmp_path / "again") as group:
+        group.load(tmp_path / "saved")
+        assert [_learn(group, "policy", step) for step in range(2)] == through
+    assert ["old_gap" in metrics for metrics in through] == [False, True]
 
 
 def test_only_the_adapter_that_moved_travels(toy: Toy, tmp_path: Path) -> None:
