@@ -124,11 +124,11 @@ class _Weights:
         self.minibatch_of = minibatch_of
         self.episodes = {m: num_episodes * part for m, part in share.items()}
         self.lengths = _reply_budgets(plan)
-        self.of_batch: Counter[tuple[str, int]] = Counter()
-        self.of_episode: Counter[tuple[str, str]] = Counter()
-        for e in entrants:
-            self.of_batch[e.turn.policy, minibatch_of[e.slot]] += e.turn.reply_tokens
-            self.of_episode[e.turn.policy, e.episode] += e.turn.reply_tokens
+        self.of_batch: dict[tuple[str, int], float] = defaultdict(float)
+        self.of_episode: dict[tuple[str, str], float] = defaultdict(float)
+        for e in entrants:  # one that stands for several counts for as many
+            self.of_batch[e.turn.policy, minibatch_of[e.slot]] += e.turn.reply_tokens * e.weight
+            self.of_episode[e.turn.policy, e.episode] += e.turn.reply_tokens * e.weight
 
     def __call__(self, entrant: Entrant) -> float:
         turn, minibatch = entrant.turn, self.minibatch_of[entrant.slot]

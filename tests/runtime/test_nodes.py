@@ -339,6 +339,19 @@ def test_only_some_nodes_are_drawn_and_weigh_for_all(compiled: Compile):
     assert {row.token_weight for row in batch.rows["policy"]} == {3 / 120}
 
 
+@pytest.mark.parametrize("weight", ["token_mean", "episode_mean"])
+@pytest.mark.parametrize("most", [2, None])
+def test_means_over_tokens_stay_means_where_some_nodes_weigh_for_all(
+    compiled: Compile, weight: str, most: int | None
+):
+    plan = sampling(compiled(chain(6), {"table.py": REWARD}), samples=3, max_nodes=most)
+    algorithm = plan.algorithm.model_copy(update={"weight": weight, "entropy": 0.1})  # all rows stay
+    _, batch = learnt(replace(plan, algorithm=algorithm), drawn(plan, coins(plan).generate, 40), 40)
+    rows = batch.rows["policy"]  # one token each
+    assert len(rows) == 40 * 3 * (most or 6)
+    assert sum(row.token_weight for row in rows) == pytest.approx(1.0)
+
+
 def test_a_sibling_without_a_reply_or_a_reward_leaves_its_baseline(compiled: Compile):
     plan = sampling(compiled(chain(2), {"table.py": REWARD}), samples=4)
 

@@ -92,6 +92,9 @@ def test_editors_get_the_docstrings_of_the_keys():
         ("mapping", {"endpoint": "localhost", "model": "big"}, False),
         ("runtime", {"engine": "vllm"}, True),
         ("runtime", {"engine": {"use": "vllm", "memory_frac": 0.5}}, True),
+        ("runtime", {"engine": {"decoder": "modules", "prefix_cache_bytes": 0}}, True),
+        ("runtime", {"engine": {"decoder": "bare"}}, False),
+        ("runtime", {"engine": {"prefix_cache_bytes": -1}}, False),
         ("runtime", {"engine": "vlm"}, False),
     ],
 )
