@@ -243,8 +243,7 @@ def is_easy(value: Any, levels: int = 0) -> bool:
         return -LARGE < value < LARGE
     if levels and kind is dict:
         return all(type(key) is str and key.isascii() for key in value) and all(
-            is_easy(item, levels - 1)
-            for item in value.values()
+            is_easy(item, levels - 1) for item in value.values()
         )
     return bool(levels) and kind is list and all(is_easy(item, levels - 1) for item in value)
 
