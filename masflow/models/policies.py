@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from urllib.parse import quote
 
 import torch
 from safetensors.torch import load_file
@@ -346,5 +347,5 @@ def _gradients(learner: Learner) -> Iterator[None]:
 
 
 def _adapter(policy: PolicyIR) -> str:
-    """PEFT's name of a policy's adapter; it may hold no dots."""
-    return f"policy_{(policy.adapter or 'default').replace('.', '_').replace('/', '_')}"
+    """PEFT's name of a policy's adapter; it may hold no dots, and no two policies' may be the same."""
+    return "policy_" + quote(policy.adapter or "default", safe="").replace(".", "%2E")

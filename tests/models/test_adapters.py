@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from masflow.compiler.plan import Plan
 from masflow.models import adapters
 from masflow.models.adapters import StackedAdapters
 from masflow.models.backbone import Backbone
+from masflow.models.bases import load_base
+from masflow.models.policies import Policies
 from masflow.spec.mapping import Lora
 
 Make = Callable[..., Backbone]
@@ -128,3 +132,14 @@ def test_what_is_no_plain_lora_is_not_stacked(backbone: Make) -> None:
     assert StackedAdapters.of(model, ["a"]) is None
     with pytest.raises(ValueError, match="no plain LoRA"):
         StackedAdapters(model, ["a"])
+
+
+def test_no_two_policies_share_an_adapter_however_alike_they_are_called(
+    group_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    names = ("a/b", "a_b", "a.b", "a%2Fb")
+    model = group_plan(train="lora", names=names).models[0]
+    policies = Policies(model, load_base(model, tmp_path, 0), 0)
+    weights = [w for learner in policies.learners.values() for w in learner.parameters.values()]
+    assert len({id(w) for w in weights}) == len(weights) > 0
+    assert len({policies.adapter_of(policy) for policy in policies.by_name}) == len(names)
