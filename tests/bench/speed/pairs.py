@@ -57,9 +57,8 @@ def measure(comparison: Comparison, pairs: int) -> dict[str, Any]:
     for _ in range(min(pairs, comparison.most_pairs)):
         rows.append([run_side(side, comparison) for side in comparison.sides])
         print(f"  {comparison.name}: {ratios(rows, 'samples_per_s')[-1]:.2f}", flush=True)
-    if comparison.equal:
-        if len({side[comparison.equal] for row in rows for side in row}) > 1:
-            raise RuntimeError(f"{comparison.name}: the sides' results differ")
+    if comparison.equal and len({side[comparison.equal] for row in rows for side in row}) > 1:
+        raise RuntimeError(f"{comparison.name}: the sides' results differ")
     found = {
         "name": comparison.name,
         "sides": [side.label for side in comparison.sides],
