@@ -104,7 +104,9 @@ def _peak_bytes(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("vocab_size", [49152, pytest.param(150_000, marks=pytest.mark.slow)])
-def test_a_large_vocabulary_takes_a_quarter_of_the_memory_and_the_largest_little_more_time(vocab_size: int) -> None:
+def test_a_large_vocabulary_takes_a_quarter_of_the_memory_and_the_largest_little_more_time(
+    vocab_size: int,
+) -> None:
     """1,024 tokens, against log_softmax of all logits and the gradients of autograd."""
     batch = _batch(vocab_size, samples=32, length=32)
     head = nn.Linear(64, vocab_size, bias=False)
