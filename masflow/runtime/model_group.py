@@ -352,7 +352,7 @@ class ModelGroup:
         trainer's; colocated, weights are shared, and only the proof is left.
 
         Raises:
-            RunError: they differ by more than 1e-3 nats (half precision: 0.05), or aren't finite.
+            RunError: they differ by more than 1e-3 nats (half precision: 0.15), or aren't finite.
         """
         if self.layout.colocated:
             deliveries = self._all(self.speakers, "prove", policy)

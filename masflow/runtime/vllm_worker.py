@@ -104,7 +104,7 @@ class VllmWorker(Worker):
         """Hand the policy over to vLLM in this process, and compare its log-probs of a probe.
 
         Raises:
-            RunError: they differ by more than 1e-3 nats (half precision: 0.05), or aren't finite.
+            RunError: they differ by more than 1e-3 nats (half precision: 0.15), or aren't finite.
         """
         payload = self.payload(policy)
         self.engine.wake()
