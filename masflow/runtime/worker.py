@@ -46,7 +46,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _HALF_TOLERANCE = 0.15
 """Nats a token between engine and trainer on the probe, a mean over eight. In bfloat16 a logit near 32 is
 known to 0.125: on five prompts Hugging Face's own passes with and without a cache came 0.005 to 0.053 apart
-(single tokens 0.17), and 48 deliveries of two adapters on the same 135 million parameters 0.003 to 0.060. This
+(single tokens 0.17), and 48 deliveries of two adapters on the same 135 million parameters 0.003 to 0.06. This
 bound tells an adapter that isn't there; that the version is the right one, its checksum proves."""
 
 
