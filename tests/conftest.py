@@ -265,3 +265,14 @@ def needs() -> Callable[[Path], None]:
             pytest.skip(f"{document.name} needs {', '.join(missing)}")
 
     return check
+
+
+# -- what is kept between runs --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Indexes that tests make stay out of the user's cache, in processes that tests start, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASFLOW_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,27 +1,32 @@
 """`bm25`: lexical search over a fixed corpus (Robertson and Zaragoza 2009, the Lucene variant of the idf).
 
-An index is built once a process and shared by every tool with the same corpus and settings.
+An index is built once, kept in the cache folder and memory-mapped from there; processes share its pages.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
+import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import bm25s
 import numpy as np
 
-from masflow.errors import Problem, SpecError, Where
 from masflow.spec.tools import Bm25Settings
+from masflow.tools.corpus import StoredPassages, read_corpus, save_passages, searched_texts, stamp
+from masflow.tools.stored import content_key, stored
 
-__all__ = ["Index", "make", "read_corpus", "terms"]
+__all__ = ["Index", "found", "make", "read_corpus", "terms"]
 
 _WORD = re.compile(r"\w+")
+LAYOUT = 1
+"""Of the files of an index; a change makes old ones unused."""
+SMALL_BYTES = 64 * 1024
+"""Corpora up to this size are indexed anew faster than a cache is looked through."""
+NO_WORDS = "no_words"
 
 
 def terms(text: str) -> list[str]:
@@ -45,7 +50,7 @@ class Search:
         path = Path(settings.corpus)
         self.settings = settings
         fields = settings.text_field, settings.id_field, settings.title_field
-        self.index = _index(str(path), _stamp(path), fields, settings.k1, settings.b)
+        self.index = _index(str(path), stamp(path), fields, settings.k1, settings.b)
 
     def __call__(self, query: str) -> dict[str, Any]:
         if not isinstance(query, str):
@@ -53,27 +58,29 @@ class Search:
         words = terms(query)
         if self.settings.unique_terms:
             words = list(dict.fromkeys(words))
-        found = self.index.search(words, self.settings.top_k)
-        passages = [self.index.passages[i] for i, _ in found]
-        return {
-            "text": "\n".join(p["text"] for p in passages),
-            "passages": [dict(p) for p in passages],
-            "ids": [p["id"] for p in passages],
-            "scores": [score for _, score in found],
-        }
+        return found(self.index.passages, self.index.search(words, self.settings.top_k))
+
+
+def found(passages: Sequence[dict[str, Any]], best: list[tuple[int, float]]) -> dict[str, Any]:
+    """What a search returns: `{"text", "passages", "ids", "scores"}` of (place, score) pairs."""
+    hits = [dict(passages[i]) for i, _ in best]
+    return {
+        "text": "\n".join(p["text"] for p in hits),
+        "passages": hits,
+        "ids": [p["id"] for p in hits],
+        "scores": [score for _, score in best],
+    }
 
 
 class Index:
     """Passages with their term weights; a title's words count as the text's."""
 
-    def __init__(self, passages: list[dict[str, Any]], k1: float, b: float, title_field: str | None = None):
-        self.passages = passages
-        titles = [str(p.get(title_field) or "") if title_field else "" for p in passages]
-        tokens = [terms(f"{title} {p['text']}") for title, p in zip(titles, passages, strict=True)]
-        self.weights: Any = None
-        if any(tokens):
-            self.weights = bm25s.BM25(k1=k1, b=b, method="lucene")
-            self.weights.index(tokens, show_progress=False)
+    def __init__(self, passages: Sequence[dict[str, Any]], weights: Any):
+        """
+        Args:
+            weights: a bm25s index over the passages in their order; None where no passage has a word.
+        """
+        self.passages, self.weights = passages, weights
 
     def search(self, words: list[str], top_k: int) -> list[tuple[int, float]]:
         """(place in the corpus, score) of the best, scores above 0 only, ties to the earlier passage."""
@@ -91,94 +98,38 @@ class Index:
         return [(int(i), round(float(scores[i]), 6)) for i in best]
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise SpecError(
-            Problem.at(
-                Where(str(path)),
-                "missing-corpus",
-                f"cannot read the corpus: {error.strerror}",
-                "write an existing file",
-            )
-        ) from None
-    return stat.st_mtime_ns, stat.st_size
-
-
 @lru_cache(maxsize=8)
 def _index(
     path: str, stamp: tuple[int, int], fields: tuple[str, str, str | None], k1: float, b: float
 ) -> Index:
     text_field, id_field, title_field = fields
-    passages = read_corpus(Path(path), text_field, id_field)
-    if title_field and not any(title_field in passage for passage in passages):
-        known = ", ".join(passages[0])
-        message = f"no passage has a '{title_field}'; the first one has {known}"
-        fix = "name a field of the passages as title_field, or leave it out"
-        raise SpecError(Problem.at(Where(path), "bad-corpus-field", message, fix))
-    return Index(passages, k1, b, title_field)
+
+    def built() -> Index:
+        passages = read_corpus(Path(path), text_field, id_field)
+        tokens = [terms(text) for text in searched_texts(passages, Path(path), title_field)]
+        weights = None
+        if any(tokens):
+            weights = bm25s.BM25(k1=k1, b=b, method="lucene")
+            weights.index(tokens, show_progress=False)
+        return Index(passages, weights)
+
+    if stamp[1] <= SMALL_BYTES:
+        return built()
+    versions = [LAYOUT, bm25s.__version__, np.__version__, platform.python_version()]  # \w follows Python's
+    key = content_key([Path(path)], fields, k1, b, versions)
+    return stored("bm25", key, built, _save, _load)
 
 
-def read_corpus(path: Path, text_field: str = "text", id_field: str = "id") -> list[dict[str, Any]]:
-    """Passages `{"id", "text", …}` in file order; other fields are kept.
-
-    Without an id the line's number is one.
-
-    Raises:
-        SpecError: every bad row, with its line.
-    """
-    passages, problems, seen = [], [], {}
-    for line, text in _lines(path):
-        row, wrong = _passage(text, text_field, id_field, line)
-        if not wrong and row["id"] in seen:
-            wrong = f"id {row['id']!r} stands on line {seen[row['id']]} already"
-        if wrong:
-            fix = f'write {{"{id_field}": …, "{text_field}": "…"}}, one object a line'
-            problems.append(Problem.at(Where(str(path), line), "bad-corpus-row", wrong, fix))
-        else:
-            seen[row["id"]] = line
-            passages.append(row)
-    if not passages and not problems:
-        problems.append(
-            Problem.at(Where(str(path)), "empty-corpus", "the corpus has no passages", "write one a line")
-        )
-    if problems:
-        raise SpecError(problems)
-    return passages
+def _save(index: Index, folder: Path) -> None:
+    save_passages(index.passages, folder)
+    if index.weights is None:
+        (folder / NO_WORDS).touch()
+    else:
+        index.weights.save(folder, show_progress=False)
 
 
-def _passage(text: str, text_field: str, id_field: str, line: int) -> tuple[dict[str, Any], str]:
-    try:
-        row = json.loads(text)
-    except ValueError as error:
-        return {}, f"not JSON: {error}"
-    if not isinstance(row, dict):
-        return {}, f"expected an object, got {type(row).__name__}"
-    if not isinstance(row.get(text_field), str):
-        return (
-            {},
-            f"field '{text_field}' must be text, got {row.get(text_field)!r}; fields here: {', '.join(row)}",
-        )
-    rest = {k: v for k, v in row.items() if k not in (text_field, id_field)}
-    return {"id": str(row.get(id_field, line)), "text": row[text_field], **rest}, ""
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with _open(path) as file:
-            yield from ((n, text) for n, text in enumerate(file, 1) if text.strip())
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        problem = Problem.at(
-            Where(str(path)),
-            "bad-corpus",
-            f"cannot read the corpus: {error}",
-            "write UTF-8 .jsonl or .jsonl.gz",
-        )
-        raise SpecError(problem) from None
-
-
-def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+def _load(folder: Path) -> Index:
+    passages = StoredPassages(folder)
+    if (folder / NO_WORDS).exists():
+        return Index(passages, None)
+    return Index(passages, bm25s.BM25.load(folder, mmap=True, show_progress=False))
