@@ -12,11 +12,22 @@ MAX_FUNCTION_LINES = 80
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 # Each part may import itself and what stands before it. `rl` and `models` know nothing of `runtime`.
-FOUNDATION = {"errors", "trace", "spec", "project", "functions", "library", "timelimit", "decorators"}
+FOUNDATION = {
+    "errors",
+    "trace",
+    "spec",
+    "project",
+    "functions",
+    "library",
+    "timelimit",
+    "decorators",
+    "servers",
+}
 ALLOWED = {
     "errors": set(),
     "trace": {"errors"},
     "timelimit": set(),
+    "servers": {"errors"},
     "decorators": set(),
     "spec": {"errors", "trace"},
     "project": {"errors", "spec", "library", "decorators"},
@@ -26,12 +37,13 @@ ALLOWED = {
     "dsl": FOUNDATION | {"as_data"},
     "as_data": {"errors"},
     "program": {"errors", "as_data", "decorators"},
-    "compiler": FOUNDATION | {"passes"},
+    "algorithms": {"errors", "trace", "spec"},
+    "compiler": FOUNDATION | {"passes", "algorithms"},
     "passes": FOUNDATION | {"compiler"},
     "tools": FOUNDATION | {"compiler"},
-    "rl": FOUNDATION | {"compiler", "passes"},
-    "models": FOUNDATION | {"compiler", "rl"},
-    "runtime": FOUNDATION | {"compiler", "passes", "rl", "models", "tools"},
+    "rl": FOUNDATION | {"compiler", "passes", "algorithms"},
+    "models": FOUNDATION | {"compiler", "rl", "algorithms"},
+    "runtime": FOUNDATION | {"compiler", "passes", "algorithms", "rl", "models", "tools"},
 }
 
 

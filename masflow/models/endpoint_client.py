@@ -6,20 +6,26 @@ Sends JSON bodies and tells what became of each. Knows neither requests nor repl
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
-import os
 import random
-import re
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import httpx
 
-from masflow.errors import RunError
+from masflow.servers import (
+    GROWN_PAUSE_S,
+    LONGEST_PAUSE_S,
+    PASSING,
+    SPENT,
+    Pace,
+    is_local,
+    key_from,
+    one_line,
+    retry_after,
+    said,
+)
 from masflow.spec.mapping import Endpoint
 
 __all__ = ["Answered", "Client", "Lost", "Refused", "find_key"]
@@ -27,14 +33,6 @@ __all__ = ["Answered", "Client", "Lost", "Refused", "find_key"]
 T = TypeVar("T")
 
 DEFAULT_KEY = "OPENAI_API_KEY"
-LONGEST_PAUSE_S = 600.0
-"""A server that asks for a longer one is given up."""
-GROWN_PAUSE_S = 60.0
-PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-"""Statuses after which the same request may succeed."""
-SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Codes of a 429 that no waiting mends."""
-LOCAL = re.compile(r"localhost|127(\.\d+){3}|\[?::1\]?|0\.0\.0\.0")
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,10 @@ class Client:
         self.endpoint = endpoint
         self.url = endpoint.url.rstrip("/") + "/chat/completions"
         self._key = find_key(endpoint)
-        self._pause_s, self._minute_s = pause_s, minute_s
+        self._pause_s, self._pace = pause_s, Pace(endpoint.per_minute, minute_s)
         self._jitter = random.Random(self.url)
         self._slots: asyncio.Semaphore | None = None
         self._http: httpx.AsyncClient | None = None
-        self._started: deque[float] = deque()
-        self._not_before = 0.0
         self.num_tries = self.num_answers = 0
 
     async def ask(self, body: dict[str, Any], read: Callable[[Any], T]) -> Answered[T] | Refused | Lost:
@@ -125,25 +121,15 @@ class Client:
 
     async def _turn(self) -> None:
         """Wait until a try may start: no pause that the server asked for, room in this minute."""
-        while True:
-            now = time.monotonic()
-            while self._started and self._started[0] <= now - self._minute_s:
-                self._started.popleft()
-            wait = self._not_before - now
-            limit = self.endpoint.per_minute
-            if limit is not None and len(self._started) >= limit:
-                wait = max(wait, self._started[-limit] + self._minute_s - now)
-            if wait <= 0:
-                self._started.append(now)
-                self.num_tries += 1
-                return
+        while (wait := self._pace.wait_s()) > 0:
             await asyncio.sleep(wait)
+        self.num_tries += 1
 
     async def _rest(self, attempt: int, asked_s: float | None) -> None:
         """Pause before the next try: what the server asked for (all requests wait), else a growing one."""
         grown = min(GROWN_PAUSE_S, self._pause_s * 2**attempt) * self._jitter.uniform(0.5, 1.0)
         if asked_s is not None:
-            self._not_before = max(self._not_before, time.monotonic() + asked_s)
+            self._pace.pause(asked_s)
             return
         await asyncio.sleep(grown)
 
@@ -161,10 +147,10 @@ class Client:
             return _Passing(self.hide(f"{type(error).__name__}: {str(error) or 'the connection broke'}"))
         text = answer.text
         if answer.status_code >= 300:
-            code, words = _said(text)
+            code, words = said(text)
             words = self._shown(words or answer.reason_phrase)
             if answer.status_code in PASSING and code not in SPENT:
-                return _Passing(f"{answer.status_code}: {words}", _retry_after(answer.headers))
+                return _Passing(f"{answer.status_code}: {words}", retry_after(answer.headers))
             return Refused(answer.status_code, code, words)
         try:
             return Answered(read(json.loads(text)))
@@ -174,20 +160,18 @@ class Client:
     def _connected(self) -> httpx.AsyncClient:
         if self._http is None:
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            is_local = LOCAL.fullmatch(httpx.URL(self.url).host) is not None
             limits = httpx.Limits(max_connections=self.endpoint.max_concurrent)
             self._http = httpx.AsyncClient(
                 headers=headers,
                 limits=limits,
                 timeout=self.endpoint.timeout_s,
-                trust_env=not is_local,  # no proxy between this machine and itself
+                trust_env=not is_local(self.url),  # no proxy between this machine and itself
                 follow_redirects=False,  # a key goes where it was meant to go
             )
         return self._http
 
     def _shown(self, text: str) -> str:
-        text = " ".join(self.hide(text).split())
-        return text if len(text) <= 400 else text[:399] + "…"
+        return one_line(self.hide(text))
 
 
 @dataclass(frozen=True)
@@ -210,43 +194,7 @@ def find_key(endpoint: Endpoint) -> str | None:
     Raises:
         RunError: a named variable isn't set, or what it holds can't be a key. The message never shows it.
     """
-    name = endpoint.key_env or DEFAULT_KEY
-    key = os.environ.get(name, "").strip()
-    if not key:
-        if endpoint.key_env is not None:
-            message = f"the environment variable {name} holds the key of {endpoint.url}, and it isn't set"
-            raise RunError(message, f"export {name}=…, or remove 'key_env' if the server needs no key")
-        return None
-    url = httpx.URL(endpoint.url)
-    if endpoint.key_env is None and url.scheme == "http" and not LOCAL.fullmatch(url.host):
-        return None
-    if not key.isascii() or not key.isprintable() or " " in key:
-        message = (
-            f"what the environment variable {name} holds can't be a key: it has blanks or odd characters"
-        )
-        raise RunError(message, f"set {name} again")
-    return key
-
-
-def _said(text: str) -> tuple[str, str]:
-    """(code, words) of an error's body: OpenAI's `error: {message, code, type}`, or what others write."""
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return "", text
-    error = data.get("error", data) if isinstance(data, dict) else data
-    if not isinstance(error, dict):
-        return "", str(error)
-    code = str(error.get("code") or error.get("type") or "")
-    return code, str(error.get("message") or error.get("detail") or text)
-
-
-def _retry_after(headers: httpx.Headers) -> float | None:
-    """Seconds that the server asks for; it may name them, or a time of day."""
-    value = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"\d+(\.\d+)?", value):
-        return float(value)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return None
+    if endpoint.key_env is not None:
+        return key_from(endpoint.key_env, endpoint.url)
+    is_open = httpx.URL(endpoint.url).scheme == "http" and not is_local(endpoint.url)
+    return None if is_open else key_from(DEFAULT_KEY, endpoint.url, is_needed=False)
