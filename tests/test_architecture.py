@@ -22,12 +22,16 @@ FOUNDATION = {
     "timelimit",
     "decorators",
     "servers",
+    "isolation",
+    "isolated",
 }
 ALLOWED = {
     "errors": set(),
     "trace": {"errors"},
     "timelimit": set(),
     "servers": {"errors"},
+    "isolated": {"errors", "probe"},
+    "isolation": {"errors", "isolated"},
     "decorators": set(),
     "spec": {"errors", "trace"},
     "project": {"errors", "spec", "library", "decorators"},

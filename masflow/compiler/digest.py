@@ -23,6 +23,14 @@ __all__ = ["dump_plan", "load_plan", "plan_data", "sealed"]
 
 WITHOUT_EFFECT = ("prefix_sharing",)
 """Passes that change how fast is learned, and nothing of what."""
+WITHOUT_NAME: dict[str, Any] = {
+    "group": "task_role_path",
+    "ratio": "token",
+    "clip": "ppo",
+    "epochs": 1,
+    **dict.fromkeys(("dual_clip", "importance", "overlong", "dynamic", "critic")),
+}
+"""Fields of the algorithm with the values that every plan had before they could be chosen."""
 
 
 @lru_cache(maxsize=1)
@@ -62,6 +70,7 @@ def sealed(plan: Plan) -> Plan:
         data.pop(key)
     data["passes"] = [entry for entry in data["passes"] if entry["name"] not in WITHOUT_EFFECT]
     data["init"] = data.pop("init_hash") or None
+    _strip_algorithm(data["algorithm"])
     for graph in data["workflows"].values():
         _strip_graph(graph)
     for model in data["models"]:
@@ -71,6 +80,8 @@ def sealed(plan: Plan) -> Plan:
             model.pop("dialect")
         model.pop("base")  # its hash says all
         for policy in model["policies"]:
+            if policy["lora"] is None:
+                policy.pop("lora")
             policy["init"] = policy.pop("init_hash") or None  # whose weights, not where they are
         if model["endpoint"] is not None:  # where the server is and how often it is asked changes nothing
             model["endpoint"] = {"options": model["endpoint"]["options"]}
@@ -86,6 +97,15 @@ def sealed(plan: Plan) -> Plan:
     return replace(plan, digest=hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
+def _strip_algorithm(algorithm: dict[str, Any]) -> None:
+    """Takes out, in place, what was there before it had a name."""
+    for key, usual in WITHOUT_NAME.items():
+        if algorithm[key] == usual:
+            algorithm.pop(key)
+    if algorithm["kl"]["place"] == "loss":
+        algorithm["kl"].pop("place")
+
+
 def _strip_graph(graph: dict[str, Any]) -> None:
     """Takes out where things stand, in place; a function is known by its name and its file's hash."""
     arrows = [*graph["start"], *(arrow for node in graph["nodes"] for arrow in node["arrows"])]
@@ -95,6 +115,10 @@ def _strip_graph(graph: dict[str, Any]) -> None:
         graph["program"] = program
     for part in (graph, *graph["roles"], *graph["tools"], *graph["nodes"], *graph["rewards"], *arrows):
         part.pop("where")
+    for reward in graph["rewards"]:
+        reward.pop("isolate"), reward.pop("memory_gb")  # the same numbers, wherever they are worked out
+        if not reward["batch"]:
+            reward.pop("batch")
     functions = [*graph["functions"], *(tool["function"] for tool in graph["tools"])]
     functions += [reward["function"] for reward in graph["rewards"] if reward["function"]]
     functions += [program["function"]] if program is not None else []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Literal
 
+from masflow.algorithms import preset_of
 from masflow.compiler.chat import notes_of
 from masflow.compiler.graph import START, Arrow, Graph, Node, ProgramIR, RewardIR
 from masflow.compiler.plan import ModelIR, Plan
@@ -244,7 +245,8 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         yield f"  {_node_words(plan)}"
     yield " -> ".join(f"{stage.name}: {stage.op}" for stage in plan.stages)
     yield (
-        f"{algorithm.use}: weight {algorithm.weight}, turn loss {algorithm.turn_loss}, "
+        f"{algorithm.use} ({preset_of(algorithm.use).paper}): "
+        f"weight {algorithm.weight}, turn loss {algorithm.turn_loss}, "
         f"clip -{algorithm.clip_low:g} +{algorithm.clip_high:g}, "
         f"updates a step {algorithm.updates_per_step}, "
         f"kl {algorithm.kl.weight:g}, entropy {algorithm.entropy:g}"

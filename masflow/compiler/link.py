@@ -15,7 +15,7 @@ from masflow.compiler.demonstrations import demonstration_problems
 from masflow.compiler.digest import plan_data
 from masflow.compiler.documents import file_hash, text_hash
 from masflow.compiler.graph import Graph
-from masflow.compiler.plan import STAGES, GroupIR, Plan, SamplerIR, SourceIR, StageIR
+from masflow.compiler.plan import GroupIR, Plan, SamplerIR, SourceIR
 from masflow.compiler.regions import Regions
 from masflow.compiler.rows import FILE_ENDS, row_problems
 from masflow.compiler.saved_data import is_saved, saved_hash, saved_split
@@ -28,15 +28,10 @@ from masflow.spec.problems import problems_of
 
 __all__ = [
     "apply_passes",
-    "default_stages",
     "expected_groups",
     "link_data",
     "option_problems",
-    "resolve_algorithm",
 ]
-
-ADVANTAGES = {"grpo": "group_norm", "rloo": "leave_one_out"}
-DEFAULT_SAMPLES = 8
 
 
 def link_data(
@@ -170,66 +165,6 @@ def _saved_source(path: Path, one: DataSource, where: Where, problems: list[Prob
         message = f"'{one.path}' can't be read: {error}"
         problems.append(Problem.at(where, "unreadable-data", message, "save it again with save_to_disk"))
         return None
-
-
-def resolve_algorithm(loaded: Loaded[Experiment], problems: list[Problem]) -> Algorithm:
-    """The preset's defaults filled in, and what can't work refused."""
-    given, where = loaded.spec.algorithm, loaded.source.where
-    algorithm = given.model_copy(
-        update={
-            "advantage": given.advantage or ADVANTAGES[given.use],
-            "samples": given.samples if given.samples is not None else DEFAULT_SAMPLES,
-        }
-    )
-    if algorithm.samples == 1 and algorithm.singleton == "skip":
-        message = f"one sample a task leaves '{algorithm.advantage}' without a baseline: nothing would train"
-        fix = "write samples: 8, or singleton: role_baseline"
-        problems.append(Problem.at(where("algorithm", "samples"), "group-of-one", message, fix))
-    elif algorithm.samples == 1 and loaded.spec.train.tasks_per_step == 1:
-        message = "one episode a step leaves 'role_baseline' nothing to compare with"
-        fix = "raise samples, or train.tasks_per_step"
-        problems.append(Problem.at(where("algorithm", "singleton"), "group-of-one", message, fix))
-    for key, without, why in (
-        ("sum_length", algorithm.turn_loss == "mean", "has no effect with turn_loss: mean"),
-        (
-            "kl",
-            algorithm.kl.weight == 0 and "estimator" in algorithm.kl.model_fields_set,
-            "has weight 0, so its estimator has no effect",
-        ),
-    ):
-        if (
-            without
-            and key in given.model_fields_set
-            and (key != "sum_length" or given.sum_length is not None)
-        ):
-            message = f"'{key}' {why}"
-            problems.append(
-                Problem.at(where("algorithm", key), "option-without-effect", message, "remove it")
-            )
-    tasks = loaded.spec.train.tasks_per_step
-    if algorithm.updates_per_step > tasks:
-        message = f"updates_per_step {algorithm.updates_per_step} is more than the {tasks} tasks of a step"
-        problems.append(
-            Problem.at(
-                where("algorithm", "updates_per_step"), "too-many-updates", message, f"write at most {tasks}"
-            )
-        )
-    return algorithm
-
-
-def default_stages(graph: Graph, algorithm: Algorithm) -> tuple[StageIR, ...]:
-    """The training step, in order, with its default operators."""
-    ops = {
-        "sample": "trajectories",
-        "score": "rewards",
-        "credit": graph.credit,
-        "group": "task_role_path",
-        "advantage": algorithm.advantage or ADVANTAGES[algorithm.use],
-        "select": "all",
-        "update": "clip",
-        "evolve": "none",
-    }
-    return tuple(StageIR(name, ops[name]) for name in STAGES)
 
 
 def expected_groups(
@@ -370,4 +305,4 @@ def problems_are_fatal(problems: Iterable[Problem]) -> bool:
 
 
 def default_sampler(algorithm: Algorithm) -> SamplerIR:
-    return SamplerIR("trajectories", algorithm.samples or DEFAULT_SAMPLES)
+    return SamplerIR("trajectories", algorithm.samples or 8)

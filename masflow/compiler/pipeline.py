@@ -22,6 +22,7 @@ from masflow.compiler.pairs import plan_problems
 from masflow.compiler.places import link_places
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.policies import Names, link_models
+from masflow.compiler.presets import default_stages, resolve_algorithm
 from masflow.compiler.programs import load_workflow, split_ref
 from masflow.compiler.runs import link_starts
 from masflow.compiler.team import graphs_below, team_of
@@ -154,7 +155,7 @@ def link_plan(draft: Draft) -> None:
         return
     spec = draft.experiment.spec
     graph = draft.graphs.get(draft.root or "")
-    algorithm = link.resolve_algorithm(draft.experiment, draft.problems)
+    algorithm = resolve_algorithm(draft.experiment, draft.problems, graph, draft.models)
     data = link.link_data(draft.experiment, graph, draft.problems)
     link.option_problems(draft.experiment, graph, draft.problems)
     if graph is None or draft.models is None or draft.runtime is None or draft.root is None:
@@ -176,7 +177,7 @@ def link_plan(draft: Draft) -> None:
         eval=spec.eval,
         runtime=draft.runtime,
         sampler=sampler,
-        stages=link.default_stages(graph, algorithm),
+        stages=default_stages(graph, algorithm),
         groups=link.expected_groups(draft.root, draft.graphs, sampler.samples, trained),
         root_dir=str(draft.root_dir),
     )

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from masflow.algorithms import filled
 from masflow.compiler.plan import Plan
 from masflow.rl.groups import Entrant, Group, entrants_of, make_groups, training_policy
 from masflow.trace import Scored, Turn
@@ -103,7 +104,7 @@ def build_batch(
 def _minibatches(plan: Plan, scored: Sequence[Scored]) -> tuple[dict[int, int], dict[int, float]]:
     """(slot → mini-batch, mini-batch → its share of the tasks): all episodes of a task stay together."""
     slots = sorted({one.trajectory.key.slot for one in scored})
-    number = min(plan.algorithm.updates_per_step, len(slots))
+    number = min(filled(plan.algorithm).updates_per_step or 1, len(slots))
     minibatch_of = {slot: rank * number // len(slots) for rank, slot in enumerate(slots)}
     sizes = Counter(minibatch_of.values())
     return minibatch_of, {m: size / len(slots) for m, size in sizes.items()}
@@ -120,7 +121,7 @@ class _Weights:
         num_episodes: int,
         share: dict[int, float],
     ):
-        self.algorithm = plan.algorithm
+        self.algorithm = filled(plan.algorithm)
         self.minibatch_of = minibatch_of
         self.episodes = {m: num_episodes * part for m, part in share.items()}
         self.lengths = _reply_budgets(plan)

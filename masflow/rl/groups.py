@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from masflow.algorithms import filled
 from masflow.compiler.plan import Plan
 from masflow.rl.advantages import ADVANTAGES, against_role, is_flat
 from masflow.trace import Path, Scored, Trajectory, Turn
@@ -56,7 +57,7 @@ class Group:
 
 def advantage_name(plan: Plan) -> str:
     """The advantage of the algorithm: its own word, else its preset's."""
-    return plan.algorithm.advantage or {"grpo": "group_norm", "rloo": "leave_one_out"}[plan.algorithm.use]
+    return str(filled(plan.algorithm).advantage)
 
 
 def training_policy(outcomes: dict[str, str], trajectory: Trajectory) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from masflow.algorithms import filled
 from masflow.spec.experiment import Algorithm
 
 __all__ = ["LossSpec", "kl_penalty_BT", "ratio_BT", "token_loss_BT"]
@@ -32,9 +33,10 @@ class LossSpec:
 
     @classmethod
     def from_algorithm(cls, algorithm: Algorithm) -> LossSpec:
+        algorithm = filled(algorithm)
         return cls(
-            algorithm.clip_low,
-            algorithm.clip_high,
+            algorithm.clip_low or 0.0,
+            algorithm.clip_high or 0.0,
             algorithm.kl.weight,
             algorithm.kl.estimator,
             algorithm.entropy,

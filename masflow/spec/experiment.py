@@ -77,41 +77,121 @@ class WarmStart(Spec):
     optimizer: Optimizer = Optimizer(lr=1e-3)
 
 
+ALGORITHMS = ("grpo", "rloo")
+"""Presets of `masflow/algorithms`; installed packages offer more."""
+
+
 class Kl(Spec):
     """Penalty against a reference: the model at the start of RL."""
 
     weight: float = Field(default=0.0, ge=0)
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    place: Literal["loss", "reward"] = "loss"
+    """`reward`: each token pays for its own and all later divergences, before advantages are normalised;
+    that is k1, whatever the estimator."""
+
+
+class Overlong(Spec):
+    """A reply that nears its role's `max_tokens` pays for it, softly (arXiv 2503.14476, eq. 13).
+
+    Within the last `cache` tokens of the budget the turn's reward falls linearly from 0 to -`penalty`; a
+    truncated reply pays all of it. `false` turns off what a preset turns on.
+    """
+
+    cache: int | None = Field(default=None, ge=1)
+    """Tokens before the end of the budget; default: a fifth of it."""
+    penalty: float = Field(default=1.0, ge=0)
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        return {"penalty": 0.0} if data is False else data
+
+
+class Dynamic(Spec):
+    """Dynamic sampling: tasks without a learnable group are replaced by further ones, in task order.
+
+    `false` turns off what a preset turns on.
+    """
+
+    max_rounds: int = Field(default=4, ge=1)
+    """Rounds of drawing a step, the first one included; 1 replaces nothing."""
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        return {"max_rounds": 1} if data is False else data
+
+
+class Critic(Spec):
+    """A learned baseline: who shares one, from what it starts, how it learns."""
+
+    per: Literal["role", "model"] = "model"
+    base: str | None = None
+    """Folder or id; default: the policy's own base."""
+    optimizer: Optimizer = Optimizer()
+
+
+class Importance(Spec):
+    """Truncated importance sampling between the engine that sampled and the weights that train.
+
+    Each token's loss is multiplied by min(trainer's probability / engine's probability, `cap`), as constants.
+    """
+
+    cap: float = Field(default=2.0, gt=0)
 
 
 class Algorithm(Spec):
-    """`use` selects a preset whose defaults are the published setting; every other field overrides it."""
+    """`use` selects a preset whose defaults are the published setting; every other field overrides it.
+
+    Fields without a default here have the preset's (`masflow/algorithms/README.md` has a table).
+    """
 
     @classmethod
     def longhand(cls, data: Any) -> Any:
         return {"use": data} if isinstance(data, str) else data
 
-    use: Literal["grpo", "rloo"] = "grpo"
+    use: str = "grpo"
+    """A name of `masflow/algorithms`, or of an installed package."""
     samples: int | None = Field(default=None, ge=1)
     """Episodes a task; default: 8, unless a pass draws them."""
     temperature: float = Field(default=1.0, ge=1e-3, le=1e3)
     """Sampling temperature in training, where a role says nothing; the loss divides logits by it too."""
-    advantage: Literal["group_norm", "group_mean", "leave_one_out"] | None = None
+    group: Literal["task_role_path"] | None = None
+    """Which turns share a baseline."""
+    advantage: (
+        Literal["group_norm", "group_mean", "leave_one_out", "batch_norm", "gae", "turn_gae"] | None
+    ) = None
     singleton: Literal["skip", "role_baseline"] = "skip"
     """What happens to a group of one: no training, or the role's mean over other episodes as its baseline
     (of the same task, or of the step where the task has no other)."""
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.2, gt=0)
-    updates_per_step: int = Field(default=1, ge=1)
-    """Optimizer steps a batch: its tasks are split into that many mini-batches, episodes of one together."""
-    turn_loss: Literal["mean", "sum"] = "mean"
+    ratio: Literal["token", "sequence"] | None = None
+    """Probability ratios of single tokens, or one a turn: the geometric mean of its tokens' ratios."""
+    clip: Literal["ppo", "cispo", "none"] | None = None
+    """`ppo` takes the smaller of the plain and the clipped objective; `cispo` clips the ratio as a constant
+    weight, so that every token keeps its gradient; `none` clips nothing."""
+    clip_low: float | None = Field(default=None, gt=0)
+    """Ratios are held above 1 - `clip_low`."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """Ratios are held below 1 + `clip_high`."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """With a negative advantage the loss is at most this many times its absolute value."""
+    importance: Importance | None = None
+    updates_per_step: int | None = Field(default=None, ge=1)
+    """Optimizer steps a pass over the batch: its tasks are split into that many mini-batches, episodes of one
+    together; default: 1."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the batch; default: 1."""
+    turn_loss: Literal["mean", "sum"] | None = None
     sum_length: int | None = Field(default=None, ge=1)
     """With `turn_loss: sum`: the constant length; default: the role's `max_tokens`."""
-    weight: Literal["episode", "token_mean", "episode_mean"] = "episode"
+    weight: Literal["episode", "token_mean", "episode_mean"] | None = None
+    """What a turn's loss is divided by: the episodes, the batch's tokens, the episode's tokens."""
     negative_weight: float = Field(default=1.0, ge=0)
     """Factor on negative advantages; 0 trains on positive ones alone (biased)."""
     entropy: float = 0.0
     kl: Kl = Kl()
+    overlong: Overlong | None = None
+    dynamic: Dynamic | None = None
+    critic: Critic | None = None
 
 
 class Train(Spec):

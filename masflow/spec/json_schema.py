@@ -7,12 +7,13 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from copy import deepcopy
+from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import BaseModel
 
 from masflow.spec.base import Spec
-from masflow.spec.experiment import Experiment
+from masflow.spec.experiment import ALGORITHMS, Experiment
 from masflow.spec.mapping import Mapping
 from masflow.spec.runtime import Runtime
 from masflow.spec.workflow import Workflow
@@ -182,6 +183,14 @@ def _with_shorthand(name: str, body: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [body, deepcopy(TYPE)]}
     if name == "Endpoint":
         return {"anyOf": [body, {"type": "string", "pattern": "^https?://"}]}
-    if name in ("Algorithm", "Engine"):
+    if name == "Algorithm":
+        names = [*ALGORITHMS, *(entry.name for entry in entry_points(group="masflow.algorithms"))]
+        body["properties"]["use"]["enum"] = names
+        return {"anyOf": [body, {"type": "string", "enum": names}]}
+    if name in ("Overlong", "Dynamic"):
+        return {"anyOf": [body, {"const": False}]}
+    if name == "Adapter":
+        return {"anyOf": [body, deepcopy(body["properties"]["roles"])]}
+    if name == "Engine":
         return {"anyOf": [body, {"type": "string", "enum": body["properties"]["use"]["enum"]}]}
     return body

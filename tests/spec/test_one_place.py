@@ -26,6 +26,8 @@ OTHER_THINGS = {
     "options": "of a chat template; of a request to an endpoint",
     "name": "of a source in metrics; of a run at Weights & Biases",
     "weight": "of a source, of the KL, of an episode",
+    "group": "which turns share a baseline; of a run at Weights & Biases",
+    "per": "whose model is whose; whose critic is whose",
 }
 
 

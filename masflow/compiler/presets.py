@@ -1,0 +1,86 @@
+"""The algorithm of an experiment: its preset's values filled in, wrong pairs refused, its stages named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from masflow.algorithms import Facts, Preset, filled, known_algorithms
+from masflow.algorithms.wrong_pairs import wrong_pairs
+from masflow.compiler.graph import Graph
+from masflow.compiler.plan import STAGES, ModelIR, StageIR
+from masflow.errors import Problem, unknown
+from masflow.project import Loaded
+from masflow.spec.experiment import Algorithm, Experiment
+
+__all__ = ["default_stages", "resolve_algorithm"]
+
+
+def resolve_algorithm(
+    loaded: Loaded[Experiment],
+    problems: list[Problem],
+    graph: Graph | None = None,
+    models: Sequence[ModelIR] | None = None,
+) -> Algorithm:
+    """The preset's values filled in, and what can't work refused; an unknown name counts as grpo."""
+    given, known = loaded.spec.algorithm, known_algorithms()
+    if given.use not in known:
+        problems.append(unknown(loaded.source.where("algorithm", "use"), "algorithm", given.use, known))
+        given = given.model_copy(update={"use": "grpo"})
+    algorithm, preset = filled(given), known[given.use]
+    said = frozenset(name for name in given.model_fields_set if getattr(given, name) is not None)
+    facts = Facts(
+        algorithm,
+        said,
+        loaded.spec.train.tasks_per_step,
+        graph.credit if graph else None,
+        tuple(name for entry in loaded.spec.passes for name in entry),
+        {p.name: p.roles for m in models or () for p in m.policies if p.train},
+        {m.name: tuple(p.name for p in m.policies) for m in models or () if m.train != "frozen"},
+    )
+    problems.extend(_fixed(loaded, preset, given))
+    for found in (*wrong_pairs(facts), *preset.refuse(facts)):
+        where = loaded.source.where("algorithm", *found.field.split("."))
+        problems.append(Problem.at(where, found.code, found.message, found.fix))
+    return algorithm
+
+
+def _fixed(loaded: Loaded[Experiment], preset: Preset, given: Algorithm) -> Iterator[Problem]:
+    """Fields by which an algorithm is what it is, changed."""
+    for name in preset.fixed:
+        own, value = preset.fields[name], getattr(given, name)
+        if value is not None and name in given.model_fields_set and value != own:
+            message = f"'{name}: {own}' is what makes {preset.name}; with '{value}' it is another algorithm"
+            fix = f"remove '{name}', or choose another 'use'"
+            where = loaded.source.where("algorithm", name)
+            yield Problem.at(where, "fixed-by-algorithm", message, fix)
+
+
+def default_stages(graph: Graph, algorithm: Algorithm) -> tuple[StageIR, ...]:
+    """The training step, in order, with the operators that the algorithm names."""
+    ops = {
+        "sample": "trajectories",
+        "score": "rewards",
+        "credit": graph.credit,
+        "group": algorithm.group,
+        "advantage": algorithm.advantage,
+        "select": "all",
+        "update": _update_op(algorithm),
+        "evolve": "none",
+    }
+    return tuple(StageIR(name, str(ops[name])) for name in STAGES)
+
+
+UPDATES: Mapping[tuple[Any, Any], str] = {
+    ("token", "ppo"): "clip",
+    ("sequence", "ppo"): "sequence_clip",
+    ("token", "cispo"): "cispo",
+    ("token", "none"): "ratio",
+    ("sequence", "none"): "sequence_ratio",
+    ("sequence", "cispo"): "sequence_cispo",
+}
+"""(ratio, clip) → the name of the update."""
+
+
+def _update_op(algorithm: Algorithm) -> str:
+    return UPDATES[algorithm.ratio, algorithm.clip]
