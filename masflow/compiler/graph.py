@@ -159,6 +159,11 @@ class RewardIR:
     allocator: bool = False
     """`fn(trajectory) -> {turn id: reward}`."""
     timeout_s: float = 30.0
+    batch: bool = False
+    """One call for all trajectories that are scored together."""
+    isolate: bool = True
+    """Called in a process of its own."""
+    memory_gb: float = 4.0
     where: Where = field(default=Where(), compare=False)
 
 

@@ -44,6 +44,9 @@ def _lower(doc: Doc, reward: Reward, i: int, problems: list[Problem]) -> RewardI
         start=measure.start if measure else 0.0,
         pay=tuple((reward.pay or {}).items()),
         timeout_s=reward.timeout_s,
+        batch=reward.batch,
+        isolate=reward.isolate,
+        memory_gb=reward.memory_gb,
         where=doc.where("rewards", i),
     )
 

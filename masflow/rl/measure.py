@@ -6,10 +6,11 @@ turn, so that supersteps decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from masflow.rl.functions import RewardCall
+from masflow.rl.functions import Question, RewardCall
 from masflow.rl.scope import Scope
 from masflow.trace import Path, Turn
 
@@ -32,21 +33,30 @@ class Measurement:
         return self.superstep > turn.superstep or (self.turn is None and self.superstep == turn.superstep)
 
 
-def measurements(call: RewardCall, scope: Scope) -> list[Measurement]:
-    """In happened-before order, concurrent ones by path. A malformed measured turn measures `otherwise`."""
-    reward, found = call.reward, []
+def measurements(call: RewardCall, scope: Scope) -> Generator[list[Question], list[Any], list[Measurement]]:
+    """In happened-before order, concurrent ones by path. A malformed measured turn measures `otherwise`.
+
+    Yields the questions once, and goes on with their answers.
+    """
+    reward = call.reward
+    places: list[tuple[int, Path, str | None]] = []
+    asked: list[Question] = []
     spoken = {scope.visit_of(t.path) for t in scope.turns}
     for turn in scope.turns:
         if scope.at_nodes(turn, reward.measure_after) and scope.is_final(turn):
+            places.append((turn.superstep, turn.path, turn.id))
             names = scope.names_at(turn)
-            value = call.at(reward.measure_args, names, turn) if turn.ok else reward.otherwise
-            found.append(Measurement(turn.superstep, turn.path, turn.id, value))
+            asked.append(
+                call.ask(reward.measure_args, names, turn) if turn.ok else Question(reward.otherwise)
+            )
     for moment in scope.moments:
         if scope.local(moment.node) in reward.measure_after and scope.visit_of(moment.path) not in spoken:
             if scope.is_role_node(scope.local(moment.node)):
                 continue  # skipped by its `when`: nothing new to measure
-            value = call.at(reward.measure_args, moment.names)
-            found.append(Measurement(moment.superstep, moment.path, None, value))
+            places.append((moment.superstep, moment.path, None))
+            asked.append(call.ask(reward.measure_args, moment.names))
+    values = yield asked
+    found = [Measurement(*place, call.plain(value)) for place, value in zip(places, values, strict=True)]
     return sorted(found, key=lambda m: (m.superstep, m.turn is None, str(m.path)))
 
 

@@ -1,22 +1,30 @@
 """Score trajectories: run every reward where it applies, and add up what each turn is credited with.
 
-A reward that fails, for whatever reason, is null and never 0: the turn's total is then null too.
+A reward that fails, for whatever reason, is null and never 0: the turn's total is then null too. Functions
+are called in processes of their own, and may begin while other episodes are still played; what comes out is
+the same, whatever the order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
 
 from masflow.compiler.graph import Graph, RewardIR
 from masflow.compiler.plan import Plan
+from masflow.errors import RunError
+from masflow.isolated import Weighed
+from masflow.isolation import Call, Pool, pool
 from masflow.rl.credit import own, return_to_go
-from masflow.rl.functions import Ask, Judge, Judgement, RewardCall, Verdict
+from masflow.rl.functions import Asked, Judge, Played, Question, RewardCall, call_apart, call_here
 from masflow.rl.measure import measurements, pay
 from masflow.rl.scope import Scope, speaking
 from masflow.trace import Path, Scored, Trajectory, Turn
 
-__all__ = ["Focus", "score"]
+__all__ = ["Focus", "Scoring", "score"]
 
 Value = float | None
 
@@ -43,35 +51,189 @@ def score(
         judge: asks the frozen roles of `role:NAME` rewards, all questions in one call.
         focus: of each trajectory; default: all its turns are credited.
     Raises:
-        RunError: a reward needs a judge and there is none.
+        RunError: a reward needs a judge and there is none; a function can't be loaded.
     """
-    each = list(zip(trajectories, focus or [None] * len(trajectories), strict=True))
-    ask = _asked_before(plan, each, judge) if judge is not None and _is_judged(plan) else None
-    return [_score(plan, trajectory, ask, on) for trajectory, on in each]
+    with Scoring(plan) as scoring:
+        for trajectory, on in zip(trajectories, focus or [None] * len(trajectories), strict=True):
+            scoring.begin(trajectory, on)
+        return scoring.finish(trajectories, judge)
 
 
-def _is_judged(plan: Plan) -> bool:
-    return any(reward.judge for graph in plan.workflows.values() for reward in graph.rewards)
+class Scoring:
+    """Rewards of many trajectories: `begin` each as it ends, in any order, then `finish` all.
+
+    As a context: whatever is left of the work is dropped at its end. Calls of one function are asked for
+    alone as their episode ends, or all in one with `batch: true`, when every episode has ended.
+    """
+
+    def __init__(self, plan: Plan, processes: Pool | None = None) -> None:
+        self._plan = plan
+        self._pool = processes
+        self._begun: dict[int, list[_Episode]] = {}
+        """By the trajectory's identity: a trajectory may be scored for several turns."""
+        self._calls: list[Call] = []
+        self.seconds: dict[str, float] = {}
+        """`rewards_s`: sum over all calls in processes of their own; `rewards_waited_s`: of these not hidden
+        behind other work."""
+        if any(r.function and r.isolate for graph in plan.workflows.values() for r in graph.rewards):
+            self._processes().start()
+
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.drop(self._calls)
+        self._begun, self._calls = {}, []
+
+    def begin(self, trajectory: Trajectory, focus: Focus | None = None) -> None:
+        """Ask for what can be asked for at once."""
+        episode = _Episode(self._plan, trajectory, focus)
+        self._begun.setdefault(id(trajectory), []).append(episode)
+        calls: list[Call] = []
+        for item in episode.items:
+            if item.call.reward.isolate and not item.call.reward.batch:
+                for i, question in enumerate(item.questions):
+                    if question.asked is not None:
+                        found = call_apart(item.call.reward, [question.asked], self._plan.root_dir)
+                        item.calls[i] = found
+                        calls.append(found)
+        self._submit(calls)
+
+    def finish(self, trajectories: Sequence[Trajectory], judge: Judge | None = None) -> list[Scored]:
+        """In this order; those that haven't begun begin now.
+
+        Raises:
+            RunError: a reward needs a judge and there is none; a function can't be loaded.
+        """
+        for trajectory in trajectories:
+            if id(trajectory) not in self._begun:
+                self.begin(trajectory)
+        episodes = [self._begun[id(trajectory)].pop(0) for trajectory in trajectories]
+        items = [item for episode in episodes for item in episode.items]
+        batches = list(self._batches(items))
+        _judge([item for item in items if item.call.reward.judge], judge)
+        for item in items:
+            if not item.call.reward.isolate and not item.call.reward.batch:
+                for i, question in enumerate(item.questions):
+                    if question.asked is not None:
+                        found = call_here(item.call.reward, [question.asked], self._plan.root_dir)
+                        item.answers[i] = _heard(item.call, question.asked, found)
+        began = time.perf_counter()
+        if self._calls:
+            self._processes().wait(self._calls)
+            busy_s = sum(call.seconds for call in self._calls)
+            waited_s = time.perf_counter() - began
+            self.seconds = {"rewards_s": round(busy_s, 4), "rewards_waited_s": round(waited_s, 4)}
+        for batch in batches:
+            batch.share()
+        for item in items:
+            for i, call in item.calls.items():
+                assert call.answer is not None
+                asked = item.questions[i].asked
+                assert asked is not None
+                item.answers[i] = _heard(item.call, asked, call.answer)
+        self._calls = []
+        return [episode.scored() for episode in episodes]
+
+    def _batches(self, items: Sequence[_Item]) -> Iterator[_Batch]:
+        """One call of each reward with `batch: true`, begun or, in this process, done."""
+        found: dict[tuple[str, str], _Batch] = {}
+        for item in items:
+            if item.call.reward.batch:
+                batch = found.setdefault((item.call.call, item.call.reward.name), _Batch(item.call.reward))
+                batch.places += [(item, i) for i, question in enumerate(item.questions) if question.asked]
+        for batch in found.values():
+            if not batch.places:
+                continue
+            if batch.reward.isolate:
+                batch.apart = call_apart(batch.reward, batch.asked, self._plan.root_dir)
+                self._submit([batch.apart])
+            else:
+                batch.answer = call_here(batch.reward, batch.asked, self._plan.root_dir)
+            yield batch
+
+    def _submit(self, calls: Sequence[Call]) -> None:
+        self._calls += calls
+        if new := [call for call in calls if call.answer is None]:
+            self._processes().submit(new)
+
+    def _processes(self) -> Pool:
+        if self._pool is None:
+            self._pool = pool()
+        return self._pool
 
 
-def _asked_before(plan: Plan, each: Sequence[tuple[Trajectory, Focus | None]], judge: Judge) -> Ask:
-    """Collect every question, ask them in one batch, and give the answers back in the same order."""
-    questions: list[Judgement] = []
+@dataclass
+class _Item:
+    """One reward of one scope of one episode, waiting for answers."""
 
-    def collect(question: Judgement) -> Verdict:
-        questions.append(question)
-        return Verdict(None)
+    call: RewardCall
+    going: Generator[list[Question], list[Any], None]
+    questions: list[Question]
+    answers: dict[int, Any] = field(default_factory=dict)
+    calls: dict[int, Call] = field(default_factory=dict)
 
-    for trajectory, on in each:
-        _score(plan, trajectory, collect, on, only_judged=True)
-    answers = iter(zip(questions, judge(questions), strict=True))
+    def go_on(self) -> None:
+        """With all answers; pays."""
+        values = [self.answers.get(i, question.value) for i, question in enumerate(self.questions)]
+        for _ in self._sent(values):
+            raise AssertionError("a reward asks once")
 
-    def answer(question: Judgement) -> Verdict:
-        asked, verdict = next(answers)
-        assert asked == question
-        return verdict
+    def _sent(self, values: list[Any]) -> Iterator[None]:
+        try:
+            self.going.send(values)
+        except StopIteration:
+            return
+        yield
 
-    return answer
+
+@dataclass
+class _Batch:
+    """One call for many places."""
+
+    reward: RewardIR
+    places: list[tuple[_Item, int]] = field(default_factory=list)
+    apart: Call | None = None
+    answer: Weighed | None = None
+
+    @property
+    def asked(self) -> list[Asked]:
+        found = [item.questions[i].asked for item, i in self.places]
+        return [asked for asked in found if asked is not None]
+
+    def share(self) -> None:
+        """Give every place its value; what was wrong is told to all of them."""
+        answer = self.apart.answer if self.apart is not None else self.answer
+        assert answer is not None
+        for (item, i), asked, value in zip(self.places, self.asked, answer.value, strict=True):
+            item.answers[i] = _heard(item.call, asked, Weighed(value, answer.problems))
+
+
+def _heard(call: RewardCall, asked: Asked, answer: Weighed) -> Any:
+    for problem in answer.problems:
+        call.fail(problem)
+    return answer.value
+
+
+def _judge(items: Sequence[_Item], judge: Judge | None) -> None:
+    """Ask all questions of judges in one batch."""
+    places = [(item, i) for item in items for i, question in enumerate(item.questions) if question.judgement]
+    if not places:
+        return
+    first = places[0][0].call.reward
+    if judge is None:
+        raise RunError(
+            f"reward '{first.name}' is judged by role '{first.judge}', and no model can be asked here",
+            "score where the models are loaded, or give `score` a judge",
+        )
+    questions = [question for item, i in places if (question := item.questions[i].judgement)]
+    for (item, i), verdict in zip(places, judge(questions), strict=True):
+        item.answers[i] = None if verdict.detail else verdict.score
+        if verdict.detail:
+            item.call.fail(verdict.detail)
 
 
 @dataclass
@@ -105,34 +267,37 @@ def _is_own(reward: RewardIR) -> bool:
     return bool(reward.measure_after) or (reward.level == "turn" and not reward.allocator)
 
 
-def _score(
-    plan: Plan, trajectory: Trajectory, ask: Ask | None, on: Focus | None, only_judged: bool = False
-) -> Scored:
-    ledger = _Ledger(on=on, wanted=_wanted(plan, trajectory, on))
-    for scope in _scopes(plan, plan.graph, trajectory, ()):
-        ledger.alone |= {t.id for t in scope.turns if scope.is_superseded(t)}
-        for reward in scope.graph.rewards:
-            if (only_judged and reward.judge is None) or (on and on.is_local and not _is_own(reward)):
-                continue
-            call = RewardCall(
-                reward, trajectory, plan.root_dir, scope.early, scope.graph, scope.call, ask, ledger.failures
+class _Episode:
+    """One trajectory, every reward asked; the answers make it a `Scored`."""
+
+    def __init__(self, plan: Plan, trajectory: Trajectory, on: Focus | None):
+        self.plan, self.trajectory = plan, trajectory
+        self.ledger = ledger = _Ledger(on=on, wanted=_wanted(plan, trajectory, on))
+        self.items: list[_Item] = []
+        played = Played(trajectory)
+        for scope in _scopes(plan, plan.graph, trajectory, ()):
+            ledger.alone |= {t.id for t in scope.turns if scope.is_superseded(t)}
+            for reward in scope.graph.rewards:
+                if on and on.is_local and not _is_own(reward):
+                    continue
+                call = RewardCall(reward, played, scope.early, scope.graph, scope.call, ledger.failures)
+                going = _applied(call, scope, ledger)
+                self.items.append(_Item(call, going, next(going)))
+
+    def scored(self) -> Scored:
+        for item in self.items:
+            item.go_on()
+        plan, ledger, turns = self.plan, self.ledger, self.trajectory.turns
+        ids = [t.id for t in turns]
+        components = {i: {**ledger.at_turn.get(i, {}), **ledger.at_end.get(i, {})} for i in ids}
+        if plan.graph.credit == "return_to_go":
+            totals = return_to_go(
+                turns, ledger.at_turn, ledger.at_end, ledger.weights, plan.graph.discount, ledger.alone
             )
-            _apply(call, scope, ledger)
-    ids = [t.id for t in trajectory.turns]
-    components = {i: {**ledger.at_turn.get(i, {}), **ledger.at_end.get(i, {})} for i in ids}
-    if plan.graph.credit == "return_to_go":
-        totals = return_to_go(
-            trajectory.turns, ledger.at_turn, ledger.at_end, ledger.weights, plan.graph.discount, ledger.alone
-        )
-    else:
-        totals = {i: own(components[i], ledger.weights) for i in ids}
-    return Scored(
-        trajectory,
-        components,
-        totals,
-        {name: mean(v) for name, v in ledger.measured.items()},
-        tuple(ledger.failures),
-    )
+        else:
+            totals = {i: own(components[i], ledger.weights) for i in ids}
+        metrics = {name: mean(v) for name, v in ledger.measured.items()}
+        return Scored(self.trajectory, components, totals, metrics, tuple(ledger.failures))
 
 
 def _scopes(plan: Plan, graph: Graph, trajectory: Trajectory, prefix: Path) -> Iterator[Scope]:
@@ -146,17 +311,19 @@ def _scopes(plan: Plan, graph: Graph, trajectory: Trajectory, prefix: Path) -> I
             yield from _scopes(plan, kept[call[-1].node], trajectory, call)
 
 
-def _apply(call: RewardCall, scope: Scope, ledger: _Ledger) -> None:
+def _applied(call: RewardCall, scope: Scope, ledger: _Ledger) -> Generator[list[Question], list[Any], None]:
+    """Yields what the reward asks, once; with the answers it pays into the ledger."""
     reward, name = call.reward, scope.call + call.reward.name
     if reward.measure_after:
-        found = measurements(call, scope)
+        found = yield from measurements(call, scope)
         payments, metric = list(pay(call, scope, found)), found[-1].value if found else None
     elif reward.function is None and reward.judge is None:
+        yield []
         payments, metric = _well_formed(call, scope)
     elif reward.level == "turn" and not reward.allocator:
-        payments, metric = _per_turn(call, scope, ledger.wanted)
+        payments, metric = yield from _per_turn(call, scope, ledger.wanted)
     else:
-        payments, metric = _at_the_end(call, scope)
+        payments, metric = yield from _at_the_end(call, scope)
     if ledger.on is not None and ledger.on.is_local:
         payments = list(_local(call, scope, payments, ledger.on.turn))
     at_turn = reward.level == "turn" or reward.allocator or reward.measure_after
@@ -170,6 +337,8 @@ def _apply(call: RewardCall, scope: Scope, ledger: _Ledger) -> None:
 
 Payments = tuple[list[tuple[Turn, Value]], Value]
 """(turn, reward) of everyone paid, and the reward's value for the whole trajectory."""
+Asking = Generator[list[Question], list[Any], Payments]
+"""Yields questions once, and goes on with their answers."""
 
 
 def _well_formed(call: RewardCall, scope: Scope) -> Payments:
@@ -206,7 +375,7 @@ def _local(
             yield turn, paid if called or scope.is_over(turn) else None
 
 
-def _per_turn(call: RewardCall, scope: Scope, wanted: frozenset[str] | None) -> Payments:
+def _per_turn(call: RewardCall, scope: Scope, wanted: frozenset[str] | None) -> Asking:
     """Every model call of a visit (or item) is paid what its final turn earns.
 
     Args:
@@ -216,23 +385,26 @@ def _per_turn(call: RewardCall, scope: Scope, wanted: frozenset[str] | None) -> 
     if wanted is not None:
         visits = {speaking(t.path) for t in turns if t.id in wanted}
         turns = [t for t in turns if speaking(t.path) in visits]
-    earned: dict[Path, Value] = {}
+    asked: dict[Path, Question] = {}
     for turn in turns:
         names = scope.names_at(turn) if scope.is_final(turn) else {}
         applies = call.applies(names) if names else False
         if applies is not False:
-            earned[speaking(turn.path)] = call.at(call.reward.args, names, turn) if applies else None
+            asked[speaking(turn.path)] = call.ask(call.reward.args, names, turn) if applies else Question()
+    values = yield list(asked.values())
+    earned = {path: call.plain(value) for path, value in zip(asked, values, strict=True)}
     payments = [(t, earned[speaking(t.path)]) for t in turns if speaking(t.path) in earned]
     return payments, mean(earned.values())
 
 
-def _at_the_end(call: RewardCall, scope: Scope) -> Payments:
+def _at_the_end(call: RewardCall, scope: Scope) -> Asking:
     """One call a trajectory, paid to every turn selected; an allocator says itself to whom."""
     turns, names = scope.selected(call.reward), scope.names_at_end
     applies = call.applies(names)
     if applies is False:
+        yield []
         return [], None
-    result = call.raw(call.reward.args, names) if applies else None
+    (result,) = yield [call.ask(call.reward.args, names) if applies else Question()]
     if not isinstance(result, dict):
         return [(t, result) for t in turns], result
     unknown = set(result) - {t.id for t in scope.turns}

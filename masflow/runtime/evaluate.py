@@ -16,7 +16,7 @@ from masflow.compiler.rows import Task, load_tasks
 from masflow.compiler.team import graphs_below
 from masflow.errors import RunError
 from masflow.models.engine import RolloutEngine
-from masflow.rl.score import score
+from masflow.rl.score import Scoring
 from masflow.runtime.episodes import answers_of, play
 from masflow.runtime.judge import judge_of
 from masflow.runtime.player import Player
@@ -108,7 +108,9 @@ def _played(
         player.start(tasks[i].row, EpisodeKey(plan.train.seed, split, step, i, tasks[i].id, sample))
         for i in slots
     ]
-    return score(plan, play(player, states, answers_of(engine)), judge_of(plan, engine.generate))
+    with Scoring(plan) as scoring:
+        played = play(player, states, answers_of(engine), scoring.begin)
+        return scoring.finish(played, judge_of(plan, engine.generate))
 
 
 def _headline_values(scored: Sequence[Scored], name: str) -> dict[int, list[float]]:

@@ -19,7 +19,7 @@ from masflow.errors import RunError, closest
 from masflow.rl.batch import Batch, build_batch
 from masflow.rl.losses import LossSpec
 from masflow.rl.nodes import Credited, credit_actions
-from masflow.rl.score import score
+from masflow.rl.score import Scoring
 from masflow.runtime.episodes import answers_of, play
 from masflow.runtime.evaluate import by_source, mean, roles
 from masflow.runtime.judge import judge_of
@@ -53,6 +53,8 @@ class Work:
     drawn: Drawn | None = None
     """With node sampling: what was drawn at their turns."""
     credited: Credited | None = None
+    scoring: Scoring = field(init=False)
+    """Episodes' rewards begin as they end."""
     scored: list[Scored] = field(default_factory=list)
     batch: Batch | None = None
     policies: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -62,6 +64,9 @@ class Work:
     served: dict[str, dict[str, int]] = field(default_factory=dict)
     """Model behind an endpoint → what was asked of it in this step, judges' questions included."""
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scoring = Scoring(self.plan)
 
     def played(self) -> list[Scored]:
         """Everything that was played, for the trace: forks too, each with what is its own."""
@@ -80,7 +85,7 @@ def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
     """Draw the next tasks and play `samples` episodes of each under the current policies."""
     player, states = _started(work, work.plan.sampler.samples)
     work.num_episodes = len(states)
-    work.trajectories = play(player, states, answers_of(work.team))
+    work.trajectories = play(player, states, answers_of(work.team), work.scoring.begin)
 
 
 def sample_nodes(work: Work, options: dict[str, Any]) -> None:
@@ -112,7 +117,7 @@ def _started(work: Work, samples: int) -> tuple[Player, list[EpisodeState]]:
 def score_rewards(work: Work, options: dict[str, Any]) -> None:
     """Run the reward functions; give every turn what it is credited with."""
     judge = judge_of(work.plan, work.team.generate)
-    work.scored = score(work.plan, work.trajectories, judge)
+    work.scored = work.scoring.finish(work.trajectories, judge)
     if work.drawn is not None:
         is_local = work.plan.sampler.options["credit"] == "local"
         ways = work.drawn.continuations
@@ -172,13 +177,14 @@ def run_stages(work: Work, on_stage: Callable[[Work, str], None]) -> None:
         on_stage: called after each stage with its name.
     """
     before, used = work.team.traffic(), work.team.usage()
-    for stage in work.plan.stages:
-        began = time.perf_counter()
-        operator(stage)(work, stage.options)
-        work.seconds[stage.name] = time.perf_counter() - began
-        work.traffic = work.team.traffic().since(before)
-        work.served = work.team.usage(used)
-        on_stage(work, stage.name)
+    with work.scoring:
+        for stage in work.plan.stages:
+            began = time.perf_counter()
+            operator(stage)(work, stage.options)
+            work.seconds[stage.name] = time.perf_counter() - began
+            work.traffic = work.team.traffic().since(before)
+            work.served = work.team.usage(used)
+            on_stage(work, stage.name)
 
 
 def _nodes(work: Work) -> dict[str, dict[str, int]]:
@@ -212,6 +218,7 @@ def step_record(work: Work) -> dict[str, Any]:
         **work.traffic,
         "time": {
             **{f"{name}_s": round(seconds, 4) for name, seconds in work.seconds.items()},
+            **work.scoring.seconds,
             "total_s": round(total_s, 4),
             "tokens_per_s": round(tokens / total_s, 1) if total_s else 0.0,
         },

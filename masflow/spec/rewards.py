@@ -62,6 +62,15 @@ class Reward(Spec):
     pay: dict[str, Literal["value", "gain"]] | None = None
     """Role to what it is paid of the measurement."""
     timeout_s: float = Field(default=30.0, gt=0, le=1e6)
+    """Of one call, in seconds; with `batch: true` of the one call for all."""
+    batch: bool = False
+    """One call for all trajectories (of level turn: all turns) that are scored together; every argument is a
+    list, and so is what the function gives, one value each."""
+    isolate: bool = True
+    """Call it in a process of its own, where it can neither end the run nor hold it up nor change it; false:
+    in the run's process."""
+    memory_gb: float = Field(default=4.0, gt=0, le=1e6)
+    """What a call may make its own process grow to, in 10^9 bytes; where the system can limit it (Linux)."""
 
     hints: ClassVar[dict[str, str]] = {
         "function": "use",
@@ -73,6 +82,7 @@ class Reward(Spec):
 
     @classmethod
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        yield from cls._called(data)
         measured = data.get("measure") is not None
         if measured != (data.get("pay") is not None):
             have, need = ("measure", "pay") if measured else ("pay", "measure")
@@ -91,6 +101,19 @@ class Reward(Spec):
         elif data.get("to") is not None and data["level"] in ("turn", "role"):
             message = f"'to' belongs to a trajectory's reward; this one is of level {data['level']}"
             yield Fault(message, code="useless-key", fix="write 'roles'", path=("to",))
+
+    @classmethod
+    def _called(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        """How a function is called; a judge and a built-in aren't functions."""
+        use, keys = str(data.get("use", "")), ("batch", "isolate", "memory_gb", "timeout_s")
+        if use == "well_formed" or use.startswith("role:"):
+            for key in keys:
+                if cls.says(data, key):
+                    message = f"'{key}' is for functions; '{use}' isn't one"
+                    yield Fault(message, code="useless-key", fix=f"remove '{key}'", path=(key,))
+        elif data.get("isolate") is False and cls.says(data, "memory_gb"):
+            message = "'memory_gb' limits a process of its own, and 'isolate: false' takes none"
+            yield Fault(message, code="useless-key", fix="remove one of the two", path=("memory_gb",))
 
     @classmethod
     def _measured(cls, data: dict[str, Any]) -> Iterator[Fault]:
