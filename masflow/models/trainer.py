@@ -218,10 +218,12 @@ class Trainer:
         num_steps: int,
         disabled: Callable[[], AbstractContextManager[Any]] | None = None,
         rescore: bool = False,
+        token_advantages: Mapping[str, Sequence[float]] | None = None,
     ) -> dict[str, float]:
         """One optimizer step a mini-batch, on the sum over rows and tokens of token_weight · token_loss.
 
         Args:
+            token_advantages: turn id → one a reply token, in place of the row's advantage.
             disabled: switches the adapter off, for a reference that is the backbone.
             rescore: take ratios with log-probs of the weights as they are now, not with the sampled ones;
                 `old_gap` is how far these were off, nats a token.
@@ -246,7 +248,16 @@ class Trainer:
             for number, mini in chosen.items():
                 mini_rows = [rows[i] for i in mini]
                 found = self._minibatch(
-                    learner, items, rows, references, shares[number], loss, mini_rows, measured, step
+                    learner,
+                    items,
+                    rows,
+                    references,
+                    shares[number],
+                    loss,
+                    mini_rows,
+                    measured,
+                    step,
+                    token_advantages or {},
                 )
                 total_loss += sum(part.loss for part in found)
                 norms.append(self._apply(learner, optimizer, spec, mini_rows, step))
@@ -275,6 +286,7 @@ class Trainer:
         mini_rows: Sequence[Row],
         measured: Totals,
         step: int,
+        token_advantages: Mapping[str, Sequence[float]],
     ) -> list[Pass]:
         """The gradient of this rank's share of a mini-batch, joined with the others'; what each measured."""
         done = Pass()
@@ -292,7 +304,10 @@ class Trainer:
 
             old_N = of_tokens([rows[i].logprobs for i in places])
             reference_N = of_tokens([references[i] for i in places]) if references else None
-            advantages_N = of_rows([items[i].advantage for i in places])
+            if token_advantages:
+                advantages_N = of_tokens([token_advantages[items[i].turn_id] for i in places])
+            else:
+                advantages_N = of_rows([items[i].advantage for i in places])
             weights_N = of_rows([items[i].token_weight for i in places])
 
             def loss_n(logprobs_n: Tensor, entropy_n: Tensor, place_n: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from masflow.compiler.plan import Plan
 from masflow.rl.groups import Entrant, Group, entrants_of, make_groups, training_policy
 from masflow.trace import Scored, Turn
 
-__all__ = ["Batch", "TrainRow", "build_batch"]
+__all__ = ["Batch", "TrainRow", "build_batch", "minibatches"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ def build_batch(
     num_episodes: int,
     step: int,
     entrants: Sequence[Entrant] | None = None,
+    groups: list[Group] | None = None,
 ) -> Batch:
     """Group, subtract baselines, weigh.
 
@@ -63,6 +64,7 @@ def build_batch(
         step: of the run; only named in warnings.
         entrants: turns that may train, where the sampler draws them (node sampling); default: those of the
             episodes.
+        groups: with advantages that are known already (a critic's); default: `make_groups`.
     Returns:
         Rows with an advantage of 0 are left out unless KL or entropy acts on them too. `stats` has
         `learnable_group_frac, groups, singletons, flat_groups, trainable_turns, rows, masked_turns,
@@ -71,9 +73,9 @@ def build_batch(
     """
     if entrants is None:
         entrants = entrants_of(plan, scored)
-    groups = make_groups(plan, entrants)
+    groups = make_groups(plan, entrants) if groups is None else groups
     advantages = {t: a for g in groups for t, a in zip(g.turns, g.advantages, strict=True) if a is not None}
-    minibatch_of, scale = _minibatches(plan, scored)
+    minibatch_of, scale = minibatches(plan, scored)
     weigh = _Weights(plan, entrants, minibatch_of, num_episodes, scale)
     acts_on_all = bool(plan.algorithm.kl.weight or plan.algorithm.entropy)
     rows: dict[str, list[TrainRow]] = defaultdict(list)
@@ -101,7 +103,7 @@ def build_batch(
     return Batch(ordered, groups, stats, dict(members), _warnings(groups, step))
 
 
-def _minibatches(plan: Plan, scored: Sequence[Scored]) -> tuple[dict[int, int], dict[int, float]]:
+def minibatches(plan: Plan, scored: Sequence[Scored]) -> tuple[dict[int, int], dict[int, float]]:
     """(slot → mini-batch, mini-batch → its share of the tasks): all episodes of a task stay together."""
     slots = sorted({one.trajectory.key.slot for one in scored})
     number = min(filled(plan.algorithm).updates_per_step or 1, len(slots))
