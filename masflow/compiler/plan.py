@@ -31,6 +31,8 @@ class PolicyIR:
     """The folder of the checkpoint that its weights come from; not in the digest."""
     init_hash: str = ""
     """Of the weights there."""
+    lora: Lora | None = None
+    """The shape of its adapter where that isn't the model's."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class ModelIR:
     @property
     def roles(self) -> tuple[str, ...]:
         return tuple(role for policy in self.policies for role in policy.roles)
+
+    def lora_of(self, policy: PolicyIR) -> Lora:
+        """The shape of a policy's adapter."""
+        return policy.lora or self.lora
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from masflow.compiler.team import Speaker
 from masflow.errors import Problem, SpecError, Where, unknown
 from masflow.project import Loaded, Source
 from masflow.spec.experiment import Experiment
-from masflow.spec.mapping import ConfigBase, Model, Roles
+from masflow.spec.mapping import Adapter, ConfigBase, Model, Roles
 from masflow.spec.mapping import Mapping as MappingSpec
 
 __all__ = ["Names", "link_models"]
@@ -178,15 +178,17 @@ def _policies(
     source: Source,
     problems: list[Problem],
 ) -> tuple[PolicyIR, ...]:
-    def policy(adapter: str | None, roles: Iterable[str]) -> PolicyIR:
+    def policy(adapter: str | None, roles: Iterable[str], own: Adapter | None = None) -> PolicyIR:
+        lora = own.lora if own and own.lora != model.lora else None
         return PolicyIR(
             name=part if adapter is None else f"{part}/{adapter}",
             model=part,
             adapter=adapter,
             roles=tuple(roles),
             train=_training(model) != "frozen",
-            optimizer=model.optimizer or experiment.train.optimizer,
-            init=model.init,
+            optimizer=(own and own.optimizer) or model.optimizer or experiment.train.optimizer,
+            init=(own and own.init) or model.init,
+            lora=lora,
         )
 
     if _training(model) != "lora":
@@ -197,13 +199,26 @@ def _policies(
         return tuple(policy(_flat(member), [member]) for member in members)
     split = _Split(names, source, problems)
     at = ("models", name, "adapters")
-    split.deal({a: (roles, (*at, a)) for a, roles in model.adapters.items()}, members, "adapter")
+    split.deal(
+        {a: (one.roles, _roles_at(source, *at, a)) for a, one in model.adapters.items()}, members, "adapter"
+    )
     missing = [m for m in members if m not in split.taken]
     if missing:
         message = f"no adapter of '{name}' plays {', '.join(missing)}"
         fix = "add them to an adapter, or give one adapter 'rest'"
         problems.append(Problem.at(source.where(*at), "unmapped-role", message, fix))
-    return tuple(policy(adapter, roles) for adapter, roles in split.given.items() if roles)
+    found = []
+    for adapter, roles in split.given.items():
+        own = model.adapters[adapter]
+        parts = {f"{adapter}.{_flat(m)}": [m] for m in roles} if own.per == "role" else {adapter: roles}
+        found += [policy(part, played, own) for part, played in parts.items() if played]
+    return tuple(found)
+
+
+def _roles_at(source: Source, *adapter: str) -> tuple[str, ...]:
+    """Where an adapter's roles stand: in its short form they are all of it."""
+    long = (*adapter, "roles")
+    return long if long in source.lines else adapter
 
 
 def _base(

@@ -15,7 +15,7 @@ from typing import Any
 
 from masflow.compiler.plan import ModelIR, Plan, PolicyIR
 from masflow.errors import Problem, SpecError, Where
-from masflow.project import Loaded, resolve
+from masflow.project import Loaded, Source, resolve
 from masflow.spec.mapping import ConfigBase
 
 __all__ = ["HASHES", "best_step", "link_starts", "weights_hash"]
@@ -32,9 +32,9 @@ def link_starts(plan: Plan, experiment: Loaded[Any], mapping: Loaded[Any], probl
     place = _found(plan.init, experiment, where, problems) if plan.init is not None else None
     models = []
     for model in plan.models:
-        at = mapping.source.where("models", model.name.split(".")[0], "init")
         policies = []
         for policy in model.policies:
+            at = _init_at(model, policy, mapping.source)
             own = _found(policy.init, mapping, at, problems) if policy.init is not None else None
             start = own or (place if policy.init is None else None)
             if start is not None:
@@ -44,6 +44,13 @@ def link_starts(plan: Plan, experiment: Loaded[Any], mapping: Loaded[Any], probl
         models.append(replace(model, policies=tuple(policies)))
     plan = replace(plan, models=tuple(models))
     return replace(plan, init=str(place), init_hash=weights_hash(place)) if place else plan
+
+
+def _init_at(model: ModelIR, policy: PolicyIR, source: Source) -> Where:
+    """Where a policy's `init` stands: at its adapter, else at its model."""
+    of_model = ("models", model.name.split(".")[0])
+    of_adapter = (*of_model, "adapters", (policy.adapter or "").split(".")[0], "init")
+    return source.where(*(of_adapter if of_adapter in source.lines else (*of_model, "init")))
 
 
 def _found(init: str, loaded: Loaded[Any], where: Where, problems: list[Problem]) -> Path | None:

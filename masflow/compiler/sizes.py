@@ -54,7 +54,8 @@ def estimate(model: ModelIR) -> Size | None:
         frozen = embedding if isinstance(model.base, ConfigBase) and "embeddings" in model.base.freeze else 0
         trained, kept = total - frozen, frozen
     elif model.train == "lora":
-        trained = len(model.policies) * model.lora.rank * sum(a + b for a, b in linears)
+        ranks = sum(model.lora_of(policy).rank for policy in model.policies)
+        trained = ranks * sum(a + b for a, b in linears)
         kept = total
     else:
         trained, kept = 0, total

@@ -29,23 +29,39 @@ __all__ = [
 ]
 
 
-def attach(model: Any, names: Sequence[str], lora: Lora, seed: int) -> None:
+def attach(model: Any, shapes: Mapping[str, Lora], seed: int) -> None:
     """Inject one fresh adapter a name, in float32 (or float64) whatever the backbone's type: updates are too
     small for less. The backbone stays frozen, the global random state as it was.
 
     Raises:
         RunError: a target that no layer of the model is called.
     """
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and n != "lm_head"]
+    has_conv1d = any(isinstance(m, Conv1D) for m in model.modules())
+    configs = {name: _config(lora, linear, has_conv1d) for name, lora in shapes.items()}
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # PEFT warns of a second adapter, which is what we are here for.
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+        torch.manual_seed(seed)
+        for name, config in configs.items():
+            inject_adapter_in_model(config, model, adapter_name=name)
+    for path, parameter in model.named_parameters():
+        if "lora_" in path:
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    model.eval()
+    activate(model, next(iter(shapes)))
+
+
+def _config(lora: Lora, linear: Sequence[str], has_conv1d: bool) -> LoraConfig:
+    """PEFT's; `linear`: the paths of layers that can carry an adapter."""
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     for target in [] if isinstance(targets, str) else targets:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             known = sorted({name.rpartition(".")[2] for name in linear})
             near = closest(target, known)
             message = f"lora.targets: no linear layer is called '{target}'; known: {', '.join(known)}"
             raise RunError(message, f"write '{near}'" if near else "name a layer, or write all-linear")
-    has_conv1d = any(isinstance(m, Conv1D) for m in model.modules())
-    config = LoraConfig(
+    return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=targets,
@@ -53,17 +69,6 @@ def attach(model: Any, names: Sequence[str], lora: Lora, seed: int) -> None:
         fan_in_fan_out=has_conv1d,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # PEFT warns of a second adapter, which is what we are here for.
-        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-        torch.manual_seed(seed)
-        for name in names:
-            inject_adapter_in_model(config, model, adapter_name=name)
-    for path, parameter in model.named_parameters():
-        if "lora_" in path:
-            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-    model.eval()
-    activate(model, names[0])
 
 
 def activate(model: Any, name: str) -> None:

@@ -352,8 +352,8 @@ def _chunks(openings: Sequence[Opening]) -> list[range]:
 
 
 def _adapters_of(model: Any) -> tuple[str, ...]:
-    layer = next((m for m in model.modules() if isinstance(m, LoraLayer)), None)
-    return tuple(layer.lora_A) if layer is not None else ()
+    """In the order in which they were attached; one may be on some layers only."""
+    return tuple(dict.fromkeys(n for m in model.modules() if isinstance(m, LoraLayer) for n in m.lora_A))
 
 
 def _active(model: Any) -> str | None:

@@ -58,9 +58,8 @@ def write_full(source: Source, policy: PolicyIR, folder: Path) -> None:
         RunError: the checkpoint doesn't fit the plan, or the folder can't be written.
     """
     opened = _open(source, policy)
-    _write_model(
-        opened, _saved_dtype(source.weights / f"{saving.file_name(policy.name)}.safetensors"), folder
-    )
+    stem = saving.read_facts(source.weights).stem(policy.name)
+    _write_model(opened, _saved_dtype(source.weights / f"{stem}.safetensors"), folder)
 
 
 def write_backbone(source: Source, folder: Path) -> None:
@@ -97,8 +96,8 @@ def write_adapter(source: Source, policy: PolicyIR, base: str, folder: Path) -> 
     """
     opened = _open(source, policy)
     parameters = opened.learners[policy.name].parameters
-    layers = _layers(opened.base.model)
-    lora, layer = source.model.lora, next(iter(layers.values()))
+    layers = _layers(opened.base.model, opened.adapter_of(policy.name))
+    lora, layer = source.model.lora_of(policy), next(iter(layers.values()))
     alpha = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
     config = LoraConfig(
         r=lora.rank,
@@ -148,7 +147,7 @@ def _open(source: Source, policy: PolicyIR | None = None) -> Policies:
     if BACKBONE in facts.changed:
         saving.load_weights(source.weights / f"{BACKBONE}.safetensors", opened.backbone.parameters)
     if policy is not None and policy.name in facts.changed:
-        file = source.weights / f"{saving.file_name(policy.name)}.safetensors"
+        file = source.weights / f"{facts.stem(policy.name)}.safetensors"
         saving.load_weights(file, opened.learners[policy.name].parameters)
     return opened
 
@@ -190,8 +189,10 @@ def _saved_dtype(file: Path) -> torch.dtype | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _layers(model: Any) -> dict[str, LoraLayer]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+def _layers(model: Any, adapter: str | None = None) -> dict[str, LoraLayer]:
+    """The layers that carry an adapter; None: any."""
+    found = {name: m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+    return {name: m for name, m in found.items() if adapter is None or adapter in m.lora_A}
 
 
 def _take_out(model: Any) -> None:

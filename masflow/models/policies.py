@@ -53,8 +53,8 @@ class Policies:
             name: Learner(name, backbone if self._learns(name) else weights) for name in self.by_name
         }
         if self.has_adapters:
-            names = [_adapter(p) for p in model.policies]
-            adapters.attach(base.model, names, model.lora, mix_seed(seed, model.name + "/lora"))
+            shapes = {_adapter(p): model.lora_of(p) for p in model.policies}
+            adapters.attach(base.model, shapes, mix_seed(seed, model.name + "/lora"))
             for p in model.policies:
                 self.learners[p.name] = Learner(p.name, adapters.adapter_parameters(base.model, _adapter(p)))
 
@@ -234,9 +234,15 @@ class Policies:
             optimizers=tuple(n for n in sorted(self._changed) if learners[n].optimizer is not None),
             references=tuple(n for n in sorted(self._changed) if learners[n].reference is not None),
             dtype=str(self.base.model.dtype).removeprefix("torch."),
-            alpha=self.model.lora.alpha if self.has_adapters else None,
+            alphas=self._alphas(),
+            files={name: saving.file_name(name) for name in learners},
         )
         saving.write_facts(folder, facts)
+
+    def _alphas(self) -> dict[str, float] | None:
+        if not self.has_adapters:
+            return None
+        return {p.name: self.model.lora_of(p).alpha for p in self.model.policies}
 
     def load(self, folder: Path) -> None:
         """The exact reverse of `save`.
@@ -279,9 +285,9 @@ class Policies:
         is_adapter = facts.train == "lora"
         kept = [part / KEPT] if (part / KEPT).is_file() else []
         if self.has_adapters and (not is_adapter or BACKBONE in facts.changed):
-            name = BACKBONE if is_adapter else saving.file_name(source)
+            name = BACKBONE if is_adapter else facts.stem(source)
             self._load_backbone(policy, [part / f"{name}.safetensors", *kept])
-        file = part / f"{saving.file_name(source)}.safetensors"
+        file = part / f"{facts.stem(source)}.safetensors"
         if is_adapter and not self.has_adapters:
             self._add_up(policy, source, part, facts, kept)
         elif is_adapter:
@@ -296,16 +302,17 @@ class Policies:
         if self._learns(policy):
             message = f"policy '{policy}' is full, and {part} holds the adapter '{source}'"
             raise RunError(message, "write `train: lora`, or `train: frozen` to play it as it is")
-        if facts.alpha is None:
+        alpha = facts.alpha_of(source)
+        if alpha is None:
             message = (
                 f"{part} doesn't say how its adapters were scaled: an earlier version of masflow wrote it"
             )
             raise RunError(message, f"export it with --merge, and name that folder as the base of '{policy}'")
         if BACKBONE in facts.changed:
             saving.load_weights([part / f"{BACKBONE}.safetensors", *kept], self.weights)
-        file = part / f"{saving.file_name(source)}.safetensors"
+        file = part / f"{facts.stem(source)}.safetensors"
         adapter = saving.read_whole(file, load_file)
-        adapters.add_up(self.base.model, self.weights, adapter, facts.alpha, str(file))
+        adapters.add_up(self.base.model, self.weights, adapter, alpha, str(file))
 
     def _load_backbone(self, policy: str, files: list[Path]) -> None:
         before = checksum(self.weights)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -62,19 +63,35 @@ class Facts:
     dtype: str = ""
     """In which the model was held while it was trained, e.g. `float32`; empty: unknown."""
     alpha: float | None = None
-    """Of adapters: what their product is multiplied by, times the rank; None: unknown."""
+    """Of all adapters, in a checkpoint that has no `alphas`."""
+    alphas: dict[str, float] | None = None
+    """Of each adapter: what its product is multiplied by, times the rank; None: unknown."""
+    files: dict[str, str] | None = None
+    """Of each learner, how its files' names begin; None: as earlier versions named them."""
 
     def __post_init__(self) -> None:
         if set(self.versions) != set(self.policies):
             raise ValueError("versions and policies name others")
+
+    def stem(self, learner: str) -> str:
+        """How the names of a learner's files begin."""
+        return (
+            learner.replace("/", ".") if self.files is None else self.files.get(learner, file_name(learner))
+        )
+
+    def alpha_of(self, policy: str) -> float | None:
+        return self.alpha if self.alphas is None else self.alphas.get(policy)
 
 
 FACTS = TypeAdapter(Facts)
 
 
 def file_name(policy: str) -> str:
-    """A policy's name as a file's: `team/worker` → `team.worker`."""
-    return policy.replace("/", ".")
+    """A policy's name as a file's, no two the same in one model: `policy/team.worker` →
+    `policy.team%2Eworker`."""
+    if "/" not in policy:
+        return policy
+    return ".".join(quote(part, safe="").replace(".", "%2E") for part in policy.split("/"))
 
 
 @contextmanager
@@ -178,7 +195,7 @@ def load_learner(folder: Path, learner: Learner, facts: Facts) -> None:
     Raises:
         RunError: a file is missing, torn, or another model's.
     """
-    stem = file_name(learner.name)
+    stem = facts.stem(learner.name)
     load_weights(folder / f"{stem}.safetensors", learner.parameters)
     learner.optimizer = learner.reference = None
     file = folder / f"{stem}.optimizer.pt"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,12 @@ class VllmCore:
         context: int,
         dtype: torch.dtype,
         memory_frac: float,
-        lora: Lora | None = None,
-        num_adapters: int = 0,
+        loras: Mapping[str, Lora] = MappingProxyType({}),
     ):
         """Load the model that stands in `folder`.
 
         Args:
-            lora: the shape of its adapters, if it has any.
+            loras: the shapes of its adapters by name, if it has any.
         Raises:
             RunError: vLLM isn't installed, or can't load the model.
         """
@@ -95,7 +95,7 @@ class VllmCore:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         self.folder = folder
-        self._lora = lora
+        self._loras = loras
         self._adapters: dict[str, Adapter] = {}
         self._numbers = itertools.count(1)
         self._place = tempfile.TemporaryDirectory(prefix="masflow-adapters-")
@@ -111,13 +111,12 @@ class VllmCore:
             "worker_extension_cls": "masflow.models.vllm_worker.TakesWeights",
             "generation_config": "vllm",  # the model's own sampling defaults stay out
         }
-        if lora is not None:
-            rank = next((r for r in RANKS if r >= lora.rank), None)
+        if loras:
+            most = max(lora.rank for lora in loras.values())
+            rank = next((r for r in RANKS if r >= most), None)
             if rank is None:
-                raise RunError(
-                    f"vLLM holds adapters up to rank {RANKS[-1]}, not {lora.rank}", "lower lora.rank"
-                )
-            options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": num_adapters}
+                raise RunError(f"vLLM holds adapters up to rank {RANKS[-1]}, not {most}", "lower lora.rank")
+            options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": len(loras)}
         with _vllm("can't load the model"):
             if not torch.cuda.is_available():
                 options["kv_cache_memory_bytes"] = _cache_bytes(folder, context, dtype, memory_frac)
@@ -213,14 +212,13 @@ class VllmCore:
         self, name: str, version: int, arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, str]
     ) -> None:
         """Replace an adapter, or add it."""
-        assert self._lora is not None
         number = next(self._numbers)
         folder = Path(self._place.name) / f"{number}"
         folder.mkdir()
         tensors = {f"base_model.model.{n}": as_tensor(a, dtypes[n]).contiguous() for n, a in arrays.items()}
         save_file(tensors, folder / "adapter_model.safetensors")
         targets = sorted({n.rpartition(".lora_")[0].rpartition(".")[2] for n in arrays})
-        config = {"peft_type": "LORA", "r": self._lora.rank, "lora_alpha": self._lora.alpha}
+        config = {"peft_type": "LORA", "r": self._loras[name].rank, "lora_alpha": self._loras[name].alpha}
         (folder / "adapter_config.json").write_text(json.dumps({**config, "target_modules": targets}))
         new, old = Adapter(f"{name}@{version}", number, folder), self._adapters.get(name)
         with _vllm(f"can't take the adapter '{name}'"):

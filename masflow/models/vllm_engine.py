@@ -64,8 +64,7 @@ class VllmEngine:
             context=context,
             dtype=dtype,
             memory_frac=memory_frac,
-            lora=model.lora if has_adapters else None,
-            num_adapters=len(model.policies) if has_adapters else 0,
+            loras={p.name: model.lora_of(p) for p in model.policies} if has_adapters else {},
         )
 
     # -- speaking ---------------------------------------------------------------------------------

@@ -106,6 +106,34 @@ class ConfigBase(Spec):
     """How to make one, or a folder or id to load."""
 
 
+class Adapter(Spec):
+    """One adapter of a model and what it has of its own; a list of roles, or `rest`, is the short form."""
+
+    roles: Roles
+    per: Literal["role"] | None = None
+    """An adapter for each of these roles, all with these settings."""
+    optimizer: Optimizer | None = None
+    """As a whole; default: the model's."""
+    lora: Lora | None = None
+    """As a whole; default: the model's."""
+    init: str | None = None
+    """`RUN` or `RUN@step`: start from an adapter of an earlier run; default: the model's `init`."""
+
+    hints: ClassVar[dict[str, str]] = {
+        "role": "roles",
+        "lr": "optimizer: {lr: …}",
+        "rank": "lora: {rank: …}",
+    }
+
+    @classmethod
+    def longhand(cls, data: Any) -> Any:
+        return data if isinstance(data, (dict, Spec)) else {"roles": data}
+
+
+OF_AN_ADAPTER = ("optimizer", "lora", "init")
+"""What stands at a model for all of its adapters, or at an adapter."""
+
+
 SENT = ("model", "messages", "temperature", "top_p", "top_k", "max_tokens", "stop", "seed", "stream", "n")
 """Fields of a request's body that the role's sampling, or the protocol, decides."""
 REMOVABLE = ("temperature", "top_p", "top_k", "seed")
@@ -210,6 +238,12 @@ class Chat(Spec):
                 yield Fault(message, code="reserved-name", fix=fix, path=("options", key))
 
 
+def _given(adapter: Any, key: str) -> bool:
+    if isinstance(adapter, Adapter):
+        return getattr(adapter, key) is not None
+    return isinstance(adapter, dict) and adapter.get(key) is not None
+
+
 class Model(Spec):
     """One physical model (or, with `per: role`, one a role)."""
 
@@ -224,14 +258,15 @@ class Model(Spec):
     adapters: (
         Annotated[
             Annotated[Literal["per_role"], Tag("<word>")]
-            | Annotated[dict[str, Roles], check_names("adapter", some=True), Tag("<groups>")],
+            | Annotated[dict[str, Adapter], check_names("adapter", some=True), Tag("<groups>")],
             Discriminator(by_shape("<groups>", "<word>")),
         ]
         | None
     ) = None
-    """With `train: lora`: one adapter a role, or by group; default: one adapter."""
+    """With `train: lora`: one adapter a role, or by group, each with settings of its own where it has some;
+    default: one adapter."""
     optimizer: Optimizer | None = None
-    """Default: the experiment's."""
+    """As a whole; default: the experiment's."""
     init: str | None = None
     """`RUN` or `RUN@step`: start from an earlier run's policy."""
     context: int | None = Field(default=None, ge=8)
@@ -276,6 +311,8 @@ class Model(Spec):
             fix = "remove 'gradient_checkpointing'"
             yield Fault(message, code="useless-key", fix=fix, path=("gradient_checkpointing",))
         yield from cls._endpoint_faults(data)
+        yield from cls._adapter_faults(data)
+        yield from cls._freeze_faults(data)
         if data.get("train") == "frozen" and data.get("optimizer") is not None:
             message = "a frozen model has no optimizer"
             yield Fault(message, code="useless-key", fix="remove 'optimizer'", path=("optimizer",))
@@ -284,6 +321,24 @@ class Model(Spec):
             yield Fault(
                 message, code="per-and-adapters", fix="remove 'per' or 'adapters'", path=("adapters",)
             )
+
+    @classmethod
+    def _adapter_faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        """What all adapters have of their own leaves nothing to the model's."""
+        adapters = data.get("adapters")
+        if not isinstance(adapters, dict) or not adapters:
+            return
+        for key in OF_AN_ADAPTER:
+            if cls.says(data, key) and all(_given(one, key) for one in adapters.values()):
+                message = f"every adapter has its own '{key}', so the model's has no effect"
+                yield Fault(message, code="useless-key", fix=f"remove '{key}' here", path=(key,))
+
+    @classmethod
+    def _freeze_faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        base = data.get("base")
+        if data.get("train") == "frozen" and isinstance(base, dict) and base.get("freeze"):
+            message = "all of a frozen model stays as it is"
+            yield Fault(message, code="useless-key", fix="remove 'freeze'", path=("base", "freeze"))
 
     @classmethod
     def _endpoint_faults(cls, data: dict[str, Any]) -> Iterator[Fault]:

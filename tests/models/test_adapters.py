@@ -25,7 +25,7 @@ def _adapted(make: Make, family: str = "qwen3", dtype: torch.dtype = torch.float
     """Four adapters with weights that change what the model says."""
     backbone = make(family, dtype)
     targets = "all-linear" if family == "gpt2" else ("q_proj", "v_proj", "down_proj")
-    adapters.attach(backbone.model, NAMES, Lora(rank=4, alpha=8, targets=targets), seed=0)
+    adapters.attach(backbone.model, dict.fromkeys(NAMES, Lora(rank=4, alpha=8, targets=targets)), seed=0)
     generator = torch.Generator().manual_seed(0)
     for name in NAMES:
         for path, weight in adapters.adapter_parameters(backbone.model, name).items():
@@ -86,7 +86,7 @@ def test_float32_adapters_stand_on_a_bf16_backbone(backbone: Make) -> None:
 def test_ranks_may_differ(backbone: Make) -> None:
     model = backbone("llama")
     for name, rank in (("a", 2), ("b", 5)):
-        adapters.attach(model.model, [name], Lora(rank=rank, alpha=8), seed=rank)
+        adapters.attach(model.model, {name: Lora(rank=rank, alpha=8)}, seed=rank)
         for path, weight in adapters.adapter_parameters(model.model, name).items():
             if "lora_B" in path:
                 weight.data.normal_(0, 0.3)

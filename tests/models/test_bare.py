@@ -76,7 +76,7 @@ def make(kind: str, dtype: torch.dtype = torch.float32) -> Backbone:
 
 def adapted(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, StackedAdapters]:
     backbone = make(kind, dtype)
-    adapters.attach(backbone.model, NAMES, Lora(rank=4, alpha=8, targets="all-linear"), seed=0)
+    adapters.attach(backbone.model, dict.fromkeys(NAMES, Lora(rank=4, alpha=8, targets="all-linear")), seed=0)
     generator = torch.Generator().manual_seed(0)
     for name in NAMES:
         for path, weight in adapters.adapter_parameters(backbone.model, name).items():
@@ -390,7 +390,8 @@ def test_steps_cost_less_than_those_of_modules() -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "vocab_size": 1024}
     config = AutoConfig.for_model("llama", **{**BASE, **sizes})
     backbone = Backbone(AutoModelForCausalLM.from_config(config).requires_grad_(False))
-    adapters.attach(backbone.model, (*NAMES, "d"), Lora(rank=16, alpha=32, targets="all-linear"), seed=0)
+    shape = Lora(rank=16, alpha=32, targets="all-linear")
+    adapters.attach(backbone.model, dict.fromkeys((*NAMES, "d"), shape), seed=0)
     stacked = StackedAdapters(backbone.model, (*NAMES, "d"))
     assert (speaker := BareSpeaker.of(backbone, stacked)) is not None
     prompts = [tuple(range(k, k + 32)) for k in range(3, 7)]

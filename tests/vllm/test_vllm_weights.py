@@ -128,4 +128,4 @@ def test_one_adapter_moves_often_without_filling_up(side, ask):
 
 def test_an_adapter_too_large_for_vllm_is_refused_by_name():
     with pytest.raises(RunError, match="up to rank 512, not 600"):
-        VllmCore("x", context=8, dtype=torch.float32, memory_frac=0.1, lora=Lora(rank=600), num_adapters=1)
+        VllmCore("x", context=8, dtype=torch.float32, memory_frac=0.1, loras={"a": Lora(rank=600)})
