@@ -182,26 +182,24 @@ def call_apart(reward: RewardIR, each: Sequence[Asked], root: str) -> Call:
     """The same call, for a process of `masflow.isolation`."""
     function, many = each[0].function, len(each) if reward.batch else None
     args, given = _arguments(reward, each)
-    data = b""
+    wanted = [n for n in given if n not in args and (not function.hash or n in function.params)]
+    data, packs = b"", ()
     with boundary("an argument can't be sent to the function's process") as caught:
         data = packed(args)
-    known = bool(function.hash)
-    packs: list[tuple[str, bytes]] = []
-    for name in given:
-        if name in args or (known and name not in function.params):
-            continue
-        if many is None and name == "trajectory":
-            packs.append((name, each[0].played.pickled))
-        else:
-            packs.append((name, cloudpickle.dumps(given[name])))
+        packs = tuple(
+            (name, _pickled(name, given[name], each[0] if many is None else None)) for name in wanted
+        )
     memory = int(reward.memory_gb * 1e9)
-    sent = Sent(
-        function.ref, root, function.hash, data, tuple(packs), reward.timeout_s, memory, each[0].seed, many
-    )
+    sent = Sent(function.ref, root, function.hash, data, packs, reward.timeout_s, memory, each[0].seed, many)
     call = Call(sent)
     if caught.error:
         call.answer = Weighed(None if many is None else [None] * many, (caught.error,))
     return call
+
+
+def _pickled(name: str, value: Any, alone: Asked | None) -> bytes:
+    """A trajectory is pickled once for all rewards that look at it."""
+    return alone.played.pickled if alone is not None and name == "trajectory" else cloudpickle.dumps(value)
 
 
 def _arguments(reward: RewardIR, each: Sequence[Asked]) -> tuple[dict[str, Any], dict[str, Any]]:
