@@ -206,8 +206,9 @@ def _model_lines(plan: Plan) -> Iterator[str]:
         yield from (f"  {note}" for note in notes_of(model))
         for policy in model.policies:
             learns = f"learns, lr {policy.optimizer.lr:g}" if policy.train else "frozen"
+            shape = f", rank {policy.lora.rank}" if policy.lora else ""
             start = f", from {policy.init}" if policy.init else ""
-            yield f"  {policy.name} ({learns}{start}): {', '.join(policy.roles)}"
+            yield f"  {policy.name} ({learns}{shape}{start}): {', '.join(policy.roles)}"
 
 
 def _base_name(model: ModelIR) -> str:

@@ -9,7 +9,7 @@ from masflow.compiler.plan import ModelIR
 from masflow.errors import Problem, unknown
 from masflow.project import Loaded
 from masflow.spec.mapping import Mapping
-from masflow.spec.runtime import Place, Runtime
+from masflow.spec.runtime import Engine, Place, Runtime
 
 __all__ = ["link_places"]
 
@@ -19,6 +19,7 @@ def link_places(
 ) -> tuple[ModelIR, ...]:
     """Models with their places: an entry of `models` by the part's name, else by the mapping's, else
     `defaults`."""
+    problems.extend(_settings_of_nobody(models, runtime))
     if runtime.spec.backend == "local":
         return models
     keys = {m.name: _key(m.name, mapping.spec) for m in models}
@@ -34,6 +35,16 @@ def link_places(
         problems.extend(_problems(model, place, runtime, at))
         found.append(replace(model, place=place))
     return tuple(found)
+
+
+def _settings_of_nobody(models: tuple[ModelIR, ...], runtime: Loaded[Runtime]) -> Iterator[Problem]:
+    """What is said of engines and workers where servers play everything."""
+    if not models or any(model.endpoint is None for model in models):
+        return
+    for key, usual in (("engine", Engine()), ("defaults", Place())):
+        if getattr(runtime.spec, key) != usual:
+            message = f"'{key}' is about models that masflow loads, and servers play this whole team"
+            yield Problem.at(runtime.source.where(key), "useless-key", message, f"remove '{key}'")
 
 
 def _key(part: str, mapping: Mapping) -> str:
@@ -57,6 +68,9 @@ def _problems(
     if model.train == "frozen" and named and "trainer" in place.model_fields_set:
         message = f"model '{model.name}' is frozen: it has no trainer workers"
         yield problem("useless-key", message, "remove 'trainer'", "trainer")
+    if model.train == "frozen" and named and place.placement == "separate":
+        message = f"model '{model.name}' is frozen: there is no trainer to stand apart from"
+        yield problem("useless-key", message, "remove 'placement'", "placement")
     for key, gpus in (("rollout", place.rollout.gpus), ("trainer", place.trainer.gpus)):
         if gpus > 1 and gpus != int(gpus):
             message = f"{gpus:g} GPUs: a fraction shares one device, and more than one are whole"
