@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from masflow.errors import closest
+from masflow.spec.base import Spec
 from masflow.spec.experiment import ALGORITHMS, Algorithm
 
 __all__ = ["BUILT_IN", "GROUP", "Facts", "Preset", "Refusal", "filled", "known_algorithms", "preset_of"]
@@ -128,4 +129,9 @@ def filled(algorithm: Algorithm) -> Algorithm:
         for name, value in values.items()
         if getattr(algorithm, name) is None or (name not in COMMON and name not in said)
     }
+    for name, value in values.items():  # of a part with fields of its own, those that are said
+        own = getattr(algorithm, name)
+        if isinstance(own, Spec) and isinstance(value, Spec):
+            said_there = {key: getattr(own, key) for key in own.model_fields_set}
+            missing[name] = value.model_copy(update=said_there)
     return algorithm.model_copy(update=missing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from masflow.algorithms import Facts, Refusal
+from masflow.algorithms.critics import refuse_critic
 
 __all__ = ["wrong_pairs"]
 
@@ -16,6 +17,7 @@ def wrong_pairs(facts: Facts) -> Iterator[Refusal]:
     yield from _group_of_one(facts)
     yield from _useless(facts)
     yield from _updates(facts)
+    yield from refuse_critic(facts)
 
 
 def _group_of_one(facts: Facts) -> Iterator[Refusal]:

@@ -28,7 +28,7 @@ WITHOUT_NAME: dict[str, Any] = {
     "ratio": "token",
     "clip": "ppo",
     "epochs": 1,
-    **dict.fromkeys(("dual_clip", "importance", "overlong", "dynamic", "critic")),
+    **dict.fromkeys(("dual_clip", "importance", "overlong", "dynamic", "critic", "gae")),
 }
 """Fields of the algorithm with the values that every plan had before they could be chosen."""
 
@@ -71,6 +71,10 @@ def sealed(plan: Plan) -> Plan:
     data["passes"] = [entry for entry in data["passes"] if entry["name"] not in WITHOUT_EFFECT]
     data["init"] = data.pop("init_hash") or None
     _strip_algorithm(data["algorithm"])
+    if not data["critics"]:
+        data.pop("critics")
+    for critic in data.get("critics", ()):
+        critic.pop("base")  # its hash says all
     for graph in data["workflows"].values():
         _strip_graph(graph)
     for model in data["models"]:

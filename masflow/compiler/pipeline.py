@@ -14,6 +14,7 @@ from typing import Any
 from masflow.compiler import link
 from masflow.compiler.binding import bind_functions
 from masflow.compiler.chat import link_chats
+from masflow.compiler.critics import link_critics
 from masflow.compiler.digest import sealed
 from masflow.compiler.graph import Graph
 from masflow.compiler.lower import Lowering, doc_of
@@ -179,6 +180,7 @@ def link_plan(draft: Draft) -> None:
         sampler=sampler,
         stages=default_stages(graph, algorithm),
         groups=link.expected_groups(draft.root, draft.graphs, sampler.samples, trained),
+        critics=link_critics(algorithm, draft.models, draft.graphs, draft.experiment, draft.problems),
         root_dir=str(draft.root_dir),
     )
 

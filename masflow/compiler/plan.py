@@ -76,6 +76,23 @@ class ModelIR:
 
 
 @dataclass(frozen=True)
+class CriticIR:
+    """One value network, with a head a role; trained by the process that trains `model`."""
+
+    name: str
+    """Of its role (`per: role`), its model (`per: model`), or `team`."""
+    model: str
+    """The model whose process holds it; of a central one, the first that is trained."""
+    roles: tuple[str, ...]
+    """Qualified member names, in the order of the heads."""
+    base: str | ConfigBase | None
+    base_hash: str
+    optimizer: Optimizer
+    central: bool = False
+    """It sees what every role was asked, as text, instead of the acting role's tokens."""
+
+
+@dataclass(frozen=True)
 class SourceIR:
     """One file or hub id of a split."""
 
@@ -158,6 +175,7 @@ class Plan:
     stages: tuple[StageIR, ...] = ()
     groups: tuple[GroupIR, ...] = ()
     passes: tuple[dict[str, Any], ...] = ()
+    critics: tuple[CriticIR, ...] = ()
     sharing: tuple[SharingIR, ...] = ()
     """Of the models that learn; not in the digest, for it changes no gradient."""
     root_dir: str = ""

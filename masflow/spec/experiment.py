@@ -77,7 +77,7 @@ class WarmStart(Spec):
     optimizer: Optimizer = Optimizer(lr=1e-3)
 
 
-ALGORITHMS = ("grpo", "rloo")
+ALGORITHMS = ("grpo", "rloo", "ppo", "turn_ppo", "ippo", "mappo")
 """Presets of `masflow/algorithms`; installed packages offer more."""
 
 
@@ -122,12 +122,31 @@ class Dynamic(Spec):
 
 
 class Critic(Spec):
-    """A learned baseline: who shares one, from what it starts, how it learns."""
+    """A value function that is learned beside the policies: who shares one, from what it starts, how it
+    learns."""
 
-    per: Literal["role", "model"] = "model"
+    per: Literal["role", "model", "team"] | None = None
+    """`role`: one network a role; `model`: one a model, with a value head a role; `team`: one for everybody,
+    which sees the prompts of all roles as text. Default: the preset's, else `model`."""
     base: str | None = None
-    """Folder or id; default: the policy's own base."""
+    """Folder or id; default: the base of the model whose roles it judges."""
     optimizer: Optimizer = Optimizer()
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """A value may move this far from where it stood before the step's first update without the loss looking
+    away (PPO's value clipping); null: as far as it likes."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """The run's first steps in which critics learn and policies stay as they are."""
+
+
+class Gae(Spec):
+    """Generalised advantage estimation (arXiv 1506.02438, eq. 16)."""
+
+    gamma: float | None = Field(default=None, ge=0, le=1)
+    """Discount a token; default: 1. Between turns it is the workflow's `discount`, a superstep."""
+    lam: float = Field(default=0.95, ge=0, le=1)
+    """How far advantages look ahead: 0 one token (or turn), 1 to the end."""
+
+    hints: ClassVar[dict[str, str]] = {"lambda": "lam", "discount": "gamma"}
 
 
 class Importance(Spec):
@@ -192,6 +211,7 @@ class Algorithm(Spec):
     overlong: Overlong | None = None
     dynamic: Dynamic | None = None
     critic: Critic | None = None
+    gae: Gae | None = None
 
 
 class Train(Spec):

@@ -28,6 +28,7 @@ OTHER_THINGS = {
     "weight": "of a source, of the KL, of an episode",
     "group": "which turns share a baseline; of a run at Weights & Biases",
     "per": "whose model is whose; whose critic is whose",
+    "warmup_steps": "until a learning rate is whole; in which critics alone learn",
 }
 
 

@@ -1,0 +1,21 @@
+"""PPO: a critic's values of every token as the baseline, and a clipped ratio."""
+
+from masflow.algorithms import Preset
+from masflow.spec.experiment import Critic, Gae
+
+PRESET = Preset(
+    name="ppo",
+    paper="Schulman et al. 2017, arXiv 1707.06347, eq. 7 and 11; 2015, arXiv 1506.02438, eq. 16",
+    says="advantages of single tokens by a learned critic, whitened a role; what a turn is paid comes with"
+    " its last token",
+    fields={
+        "samples": 1,
+        "advantage": "gae",
+        "epochs": 2,
+        "critic": Critic(per="model"),
+        "gae": Gae(lam=0.95),
+    },
+    fixed=("advantage",),
+    differs="gamma 1 and 2 epochs (paper: 0.99 and 3 to 15, for other tasks); the critic is a network of its"
+    " own, so there is no joint loss",
+)
