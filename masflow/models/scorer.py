@@ -49,12 +49,14 @@ class Scorer(nn.Module):
         batch: MicroBatch,
         entropy: Literal["none", "measured", "trained"] = "none",
         loss_of: TokenLoss | None = None,
+        whole: bool = False,
     ) -> Any:
         """Log-probs of the reply tokens, of the softmax of logits divided by the row's temperature.
 
         Args:
             entropy: whether entropies are computed, and whether gradients flow through them.
             loss_of: what to make of them.
+            whole: give it all reply tokens in one call, which keeps their logits alive or makes them twice.
         Returns:
             (B, T) log-probs, (B, T) entropies, (B, T) bool: which places are reply tokens; 0 elsewhere. With
             `loss_of` the sum of the tokens' losses instead.
@@ -63,7 +65,7 @@ class Scorer(nn.Module):
         positions_ST = None if is_plain else batch.positions_ST
         hidden_UD = self._hidden(batch, positions_ST)
         if loss_of is not None:
-            return self._loss(hidden_UD, batch, entropy, loss_of)
+            return self._loss(hidden_UD, batch, entropy, loss_of, whole)
         logprobs_N, entropy_U = token_scores(self.backbone, hidden_UD, batch, entropy, self.max_logits)
         shape = (len(batch.rows), int(batch.lengths_B.max()))
         place = (batch.row_N, batch.offset_N)
@@ -89,9 +91,10 @@ class Scorer(nn.Module):
         batch: MicroBatch,
         entropy: Literal["none", "measured", "trained"],
         loss_of: TokenLoss,
+        whole: bool,
     ) -> Tensor:
         head, is_sharded = self.backbone.linear_head, hasattr(self, "unshard")
-        if head is not None and can_fuse(head) and not is_sharded:
+        if not whole and head is not None and can_fuse(head) and not is_sharded:
             return fused_loss(head, self.backbone.scale, hidden_UD, batch, loss_of)
         logprobs_N, entropy_U = token_scores(self.backbone, hidden_UD, batch, entropy, self.max_logits)
         entropy_N = torch.zeros_like(logprobs_N) if entropy_U is None else entropy_U[batch.prediction_N]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,12 +22,14 @@ from masflow.errors import RunError, boundary
 from masflow.models.backbone import Backbone
 from masflow.models.experience import Row
 from masflow.models.fused import TokenLoss
+from masflow.models.known import Known, Mismatch, Moments, importance_weights, paid
 from masflow.models.learner import Learner, learning_rate
+from masflow.models.measured import Pass, Totals
 from masflow.models.packs import Budget, MicroBatch, budget_of, pack
 from masflow.models.ranks import Alone, Ranks, Together
 from masflow.models.scorer import Scorer
 from masflow.models.weights import gathered
-from masflow.rl.losses import LossSpec, token_loss_BT
+from masflow.rl.losses import LossSpec, row_means_N, token_loss_BT
 from masflow.spec.mapping import Optimizer
 
 __all__ = ["Learner", "Scores", "TrainItem", "Trainer", "learning_rate"]
@@ -46,6 +48,10 @@ class TrainItem(Protocol):
     def minibatch(self) -> int: ...
     @property
     def temperature(self) -> float: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def reward(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -56,38 +62,6 @@ class Scores:
     entropy_BT: Tensor
     mask_BT: Tensor
     """bool."""
-
-
-@dataclass
-class Totals:
-    """Sums of measurements over the reply tokens of several micro-batches."""
-
-    sums: dict[str, float] = field(default_factory=dict)
-    tokens: int = 0
-
-    def add(self, metrics_n: Mapping[str, Tensor]) -> None:
-        """Each (n,) over reply tokens, or (n, 1)."""
-        found = torch.stack([value_n.sum() for value_n in metrics_n.values()]).tolist()
-        self.tokens += len(next(iter(metrics_n.values())))
-        for name, value in zip(metrics_n, found, strict=True):
-            self.sums[name] = self.sums.get(name, 0.0) + value
-
-    def join(self, other: Totals) -> None:
-        self.tokens += other.tokens
-        for name, value in other.sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-
-    def means(self) -> dict[str, float]:
-        return {name: value / max(1, self.tokens) for name, value in self.sums.items()}
-
-
-@dataclass
-class Pass:
-    """What one rank measured in a mini-batch: its part of the loss, likely tokens, turns not finite."""
-
-    loss: float = 0.0
-    right: float = 0.0
-    bad: list[str] = field(default_factory=list)
 
 
 class Trainer:
@@ -226,7 +200,9 @@ class Trainer:
             token_advantages: turn id → one a reply token, in place of the row's advantage.
             disabled: switches the adapter off, for a reference that is the backbone.
             rescore: take ratios with log-probs of the weights as they are now, not with the sampled ones;
-                `old_gap` is how far these were off, nats a token.
+                `old_gap` is how far these were off, nats a token. Truncated importance sampling implies it,
+                and reports `tis_mean` (the weights' mean), `tis_frac` (the share that was cut) and
+                `mismatch` (KL(engine ‖ trainer), nats a token).
         Raises:
             RunError: a non-finite loss or gradient; another rank is gone.
         """
@@ -243,21 +219,17 @@ class Trainer:
         }
         with self.ranks.together(f"in step {step + 1} of policy '{learner.name}'"):
             kept = sorted(i for share in shares.values() for i in share)
-            rows = self._rescored(items, rows, kept, measured) if rescore else rows
-            references = self._reference(learner, items, rows, kept, disabled) if loss.kl_weight else {}
-            for number, mini in chosen.items():
-                mini_rows = [rows[i] for i in mini]
+            known = Known(advantages=token_advantages or {})
+            if rescore or loss.importance_cap is not None:
+                rows = self._rescored(items, rows, kept, known, loss, measured)
+            if loss.kl_weight:
+                known.references = self._reference(learner, items, rows, kept, disabled)
+            if loss.kl_weight and loss.pays_kl:
+                known.advantages = self._paid(items, rows, kept, known, loss, measured)
+            for number in [*chosen] * loss.epochs:
+                mini_rows = [rows[i] for i in chosen[number]]
                 found = self._minibatch(
-                    learner,
-                    items,
-                    rows,
-                    references,
-                    shares[number],
-                    loss,
-                    mini_rows,
-                    measured,
-                    step,
-                    token_advantages or {},
+                    learner, items, rows, known, shares[number], loss, mini_rows, measured, step
                 )
                 total_loss += sum(part.loss for part in found)
                 norms.append(self._apply(learner, optimizer, spec, mini_rows, step))
@@ -269,7 +241,7 @@ class Trainer:
             own
             | totals.means()
             | {
-                "tokens": float(totals.tokens),
+                "tokens": float(totals.tokens // loss.epochs),
                 "turns": float(len(rows)),
                 "optimizer_steps": float(len(norms)),
             }
@@ -280,13 +252,12 @@ class Trainer:
         learner: Learner,
         items: Sequence[TrainItem],
         rows: Sequence[Row],
-        references: Mapping[int, Sequence[float]],
+        known: Known,
         share: Sequence[int],
         loss: LossSpec,
         mini_rows: Sequence[Row],
         measured: Totals,
         step: int,
-        token_advantages: Mapping[str, Sequence[float]],
     ) -> list[Pass]:
         """The gradient of this rank's share of a mini-batch, joined with the others'; what each measured."""
         done = Pass()
@@ -303,15 +274,21 @@ class Trainer:
                 return torch.tensor(values, dtype=dtype, device=row_N.device)[row_N]
 
             old_N = of_tokens([rows[i].logprobs for i in places])
-            reference_N = of_tokens([references[i] for i in places]) if references else None
-            if token_advantages:
-                advantages_N = of_tokens([token_advantages[items[i].turn_id] for i in places])
+            reference_N = of_tokens([known.references[i] for i in places]) if known.references else None
+            importance_N = of_tokens([known.weights[i] for i in places]) if known.weights else None
+            if known.advantages:
+                advantages_N = of_tokens([known.advantages[items[i].turn_id] for i in places])
             else:
                 advantages_N = of_rows([items[i].advantage for i in places])
             weights_N = of_rows([items[i].token_weight for i in places])
 
             def loss_n(logprobs_n: Tensor, entropy_n: Tensor, place_n: Tensor) -> Tensor:
-                # Each token as a row of its own: the loss knows no more of a row than its advantage.
+                # Each token as a row of its own: the loss knows no more of a row than its advantage, and,
+                # where all its tokens are here, their mean log-ratio.
+                log_ratio_n1 = None
+                if loss.ratio == "sequence":
+                    log_ratio_n = logprobs_n - old_N[place_n]
+                    log_ratio_n1 = row_means_N(log_ratio_n, row_N[place_n], batch.lengths_B)[:, None]
                 loss_n1, metrics = token_loss_BT(
                     logprobs_n[:, None],
                     old_N[place_n, None],
@@ -319,6 +296,8 @@ class Trainer:
                     loss,
                     None if reference_N is None else reference_N[place_n, None],
                     entropy_n[:, None],
+                    log_ratio_n1,
+                    None if importance_N is None else importance_N[place_n, None],
                 )
                 measured.add(metrics)
                 return loss_n1[:, 0] * weights_N[place_n]
@@ -327,20 +306,58 @@ class Trainer:
 
         mine, temperatures = [rows[i] for i in share], [items[i].temperature for i in share]
         entropy = "trained" if loss.entropy else "measured"
-        self._backward(learner, mine, temperatures, loss_of, entropy, done, mini_rows, step)
+        whole = loss.ratio == "sequence"
+        self._backward(learner, mine, temperatures, loss_of, entropy, done, mini_rows, step, whole)
         return self._agree(learner, done, mini_rows, step)
 
     def _rescored(
-        self, items: Sequence[TrainItem], rows: Sequence[Row], kept: Sequence[int], measured: Totals
+        self,
+        items: Sequence[TrainItem],
+        rows: Sequence[Row],
+        kept: Sequence[int],
+        known: Known,
+        loss: LossSpec,
+        measured: Totals,
     ) -> list[Row]:
-        """The rows, those that this rank takes with the log-probs of the weights that are on."""
+        """The rows, those that this rank takes with the log-probs of the weights that are on; with a cap
+        the importance weights of their tokens become known."""
         found = self.logprobs([rows[i] for i in kept], [items[i].temperature for i in kept])
-        rows, off = list(rows), 0.0
+        gap = Mismatch()
+        weights = importance_weights(
+            dict(zip(kept, found, strict=True)), rows, loss.importance_cap or math.inf, gap
+        )
+        measured.sums["old_gap"] = gap.distance * loss.epochs
+        if loss.importance_cap is not None:
+            known.weights = weights
+            for name, value in (("tis_mean", gap.weight), ("tis_frac", gap.capped), ("mismatch", gap.kl)):
+                measured.sums[name] = value * loss.epochs
+        rows = list(rows)
         for i, logprobs in zip(kept, found, strict=True):
-            off += sum(abs(a - b) for a, b in zip(logprobs, rows[i].logprobs, strict=True))
             rows[i] = replace(rows[i], logprobs=tuple(logprobs))
-        measured.sums["old_gap"] = off
         return rows
+
+    def _paid(
+        self,
+        items: Sequence[TrainItem],
+        rows: Sequence[Row],
+        kept: Sequence[int],
+        known: Known,
+        loss: LossSpec,
+        measured: Totals,
+    ) -> dict[str, list[float]]:
+        """Turn id → advantages of its tokens, the KL paid and whitened over all ranks' tokens of its role."""
+        raw = {i: paid(items[i].reward, rows[i].logprobs, known.references[i], loss.kl_weight) for i in kept}
+        measured.sums["kl_ref"] = loss.epochs * sum(
+            a - b for i in kept for a, b in zip(rows[i].logprobs, known.references[i], strict=True)
+        )
+        parts: dict[str, list[float]] = {}
+        for i in kept:
+            parts.setdefault(items[i].role, []).extend(raw[i])
+        moments: dict[str, Moments] = {}
+        for part in self.ranks.gather({role: Moments.of(values) for role, values in parts.items()}):
+            for role, found in part.items():
+                moments[role] = moments.get(role, Moments()) + found
+        return {items[i].turn_id: moments[items[i].role].whitened(raw[i]) for i in kept}
 
     def _reference(
         self,
@@ -373,8 +390,12 @@ class Trainer:
         done: Pass,
         rows: Sequence[Row],
         step: int,
+        whole: bool = False,
     ) -> None:
-        """Add the gradients of this rank's rows; with several ranks they are the sum over all afterwards."""
+        """Add the gradients of this rank's rows; with several ranks they are the sum over all afterwards.
+
+        With `whole` the loss sees all tokens of a micro-batch's rows at once.
+        """
         if self.ranks.needs_wrapper(learner.name):
             self._wrap(learner)
         batches = self.ranks.even(self.pack(mine, temperatures), trains=True)
@@ -385,7 +406,7 @@ class Trainer:
                     (score(self._nothing(), entropy)[0].sum() * 0.0).backward()
                     continue
                 loss_B, watched = _watched(batch, loss_of(batch), self._loss_dtype)
-                loss = score(batch, entropy, watched)
+                loss = score(batch, entropy, watched, whole)
                 wrong = (~torch.isfinite(loss_B)).nonzero()[:, 0].tolist()
                 done.bad += [mine[i].turn_id for i in sorted(batch.rows[b] for b in wrong)]
                 if done.bad and isinstance(self.ranks, Alone):

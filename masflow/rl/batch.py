@@ -30,6 +30,9 @@ class TrainRow:
     minibatch: int
     """From 0; mini-batches are taken in this order, one optimizer step each."""
     temperature: float
+    role: str = ""
+    reward: float = 0.0
+    """Its credit, shaped, before any baseline."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def build_batch(
         entrants = entrants_of(plan, scored)
     groups = make_groups(plan, entrants) if groups is None else groups
     advantages = {t: a for g in groups for t, a in zip(g.turns, g.advantages, strict=True) if a is not None}
+    rewards = {t: r for g in groups for t, r in zip(g.turns, g.rewards, strict=True)}
     minibatch_of, scale = minibatches(plan, scored)
     weigh = _Weights(plan, entrants, minibatch_of, num_episodes, scale)
     acts_on_all = bool(plan.algorithm.kl.weight or plan.algorithm.entropy)
@@ -94,6 +98,8 @@ def build_batch(
             weigh(entrant) * entrant.weight,
             minibatch_of[entrant.slot],
             turn.temperature,
+            turn.role,
+            rewards[turn.id],
         )
         rows[turn.policy].append(row)
     ordered = {policy: sorted(found, key=lambda r: r.minibatch) for policy, found in sorted(rows.items())}

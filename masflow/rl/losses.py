@@ -5,6 +5,7 @@ Legend: B rows, T reply tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from masflow.algorithms import filled
 from masflow.spec.experiment import Algorithm
 
-__all__ = ["LossSpec", "kl_penalty_BT", "ratio_BT", "token_loss_BT"]
+__all__ = ["LossSpec", "kl_penalty_BT", "ratio_BT", "row_means_N", "token_loss_BT"]
 
 MAX_LOG_RATIO = 20.0
 """exp(20) is about 5e8: still finite in float32, and far beyond every clip range."""
@@ -30,16 +31,31 @@ class LossSpec:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy: float = 0.0
     """Weight of the entropy bonus, a nat."""
+    ratio: Literal["token", "sequence"] = "token"
+    clip: Literal["ppo", "cispo", "none"] = "ppo"
+    dual_clip: float | None = None
+    importance_cap: float | None = None
+    """Of truncated importance sampling; None: log-probs are the engine's, and nothing is corrected."""
+    epochs: int = 1
+    """Passes over the batch."""
+    pays_kl: bool = False
+    """`kl_weight` is paid out of the reward, not added to the loss."""
 
     @classmethod
     def from_algorithm(cls, algorithm: Algorithm) -> LossSpec:
         algorithm = filled(algorithm)
         return cls(
-            algorithm.clip_low or 0.0,
-            algorithm.clip_high or 0.0,
-            algorithm.kl.weight,
-            algorithm.kl.estimator,
-            algorithm.entropy,
+            clip_low=algorithm.clip_low or 0.0,
+            clip_high=algorithm.clip_high or 0.0,
+            ratio=algorithm.ratio or "token",
+            clip=algorithm.clip or "ppo",
+            dual_clip=algorithm.dual_clip,
+            importance_cap=algorithm.importance.cap if algorithm.importance else None,
+            epochs=algorithm.epochs or 1,
+            pays_kl=algorithm.kl.place == "reward",
+            kl_weight=algorithm.kl.weight,
+            kl_estimator=algorithm.kl.estimator,
+            entropy=algorithm.entropy,
         )
 
 
@@ -50,11 +66,19 @@ def token_loss_BT(
     spec: LossSpec,
     reference_BT: Tensor | None = None,
     entropy_BT: Tensor | None = None,
+    log_ratio_BT: Tensor | None = None,
+    weight_BT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) + kl_weight KL - entropy H, with r = exp(logp - old).
+    """weight · policy loss + kl_weight KL - entropy H. Minimise it.
 
-    PPO (arXiv 1707.06347, eq. 7) with two bounds (DAPO, arXiv 2503.14476, eq. 10); the KL term as in GRPO
-    (arXiv 2402.03300, eq. 3). Minimise it.
+    With r = exp(logp - old), the policy loss is by `spec.clip`
+
+    - `ppo`: -min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv 1707.06347, eq. 7; two bounds: DAPO, arXiv
+      2503.14476, eq. 10), with `dual_clip` c at most c |A| where A < 0 (arXiv 1912.09729, eq. 5);
+    - `cispo`: -sg(clip(r, 1 - low, 1 + high)) A logp, sg being a constant (arXiv 2506.13585, eq. 4, 5);
+    - `none`: -r A.
+
+    The KL term is GRPO's (arXiv 2402.03300, eq. 3).
 
     Args:
         logprobs_BT: (B, T) of the sampled tokens, under the weights in training, nats, with gradient.
@@ -62,6 +86,9 @@ def token_loss_BT(
         advantages_B: (B,) one a turn.
         reference_BT: (B, T) under the reference; required when `spec.kl_weight` is above 0.
         entropy_BT: (B, T) with gradient; required when `spec.entropy` isn't 0.
+        log_ratio_BT: in place of logp - old, with gradient: a turn's mean, where one ratio stands for all of
+            its tokens.
+        weight_BT: constants, of truncated importance sampling; default 1.
     Returns:
         (B, T) loss, padding not masked, and detached (B, T) measurements to average over the mask:
         `ratio`, `clip_frac` (the clip decided), `kl_old` (k3 against the sampling policy), `kl_ref`,
@@ -70,16 +97,15 @@ def token_loss_BT(
         ValueError: a term is switched on and its input is missing.
     """
     advantages_B1 = advantages_B[:, None]
-    ratios_BT = ratio_BT(logprobs_BT, old_logprobs_BT)
-    plain_BT = ratios_BT * advantages_B1
-    clipped_BT = ratios_BT.clamp(1 - spec.clip_low, 1 + spec.clip_high) * advantages_B1
-    loss_BT = -torch.minimum(plain_BT, clipped_BT)
+    ratios_BT = _exp(logprobs_BT - old_logprobs_BT if log_ratio_BT is None else log_ratio_BT)
+    loss_BT, clipped_BT = _policy_loss_BT(ratios_BT, logprobs_BT, advantages_B1, spec)
+    loss_BT = loss_BT if weight_BT is None else loss_BT * weight_BT
     metrics = {
         "ratio": ratios_BT.detach(),
-        "clip_frac": (clipped_BT < plain_BT).to(ratios_BT.dtype),
+        "clip_frac": clipped_BT.to(ratios_BT.dtype),
         "kl_old": kl_penalty_BT(logprobs_BT.detach(), old_logprobs_BT, "k3"),
     }
-    if spec.kl_weight:
+    if spec.kl_weight and not spec.pays_kl:
         if reference_BT is None:
             raise ValueError("kl_weight is above 0, but there are no log-probabilities of a reference")
         penalty_BT = kl_penalty_BT(logprobs_BT, reference_BT, spec.kl_estimator)
@@ -94,9 +120,45 @@ def token_loss_BT(
     return loss_BT, metrics
 
 
+def _policy_loss_BT(
+    ratios_BT: Tensor, logprobs_BT: Tensor, advantages_B1: Tensor, spec: LossSpec
+) -> tuple[Tensor, Tensor]:
+    """(loss, bool: where the clip decided)."""
+    plain_BT = ratios_BT * advantages_B1
+    if spec.clip == "none":
+        return -plain_BT, torch.zeros_like(plain_BT, dtype=torch.bool)
+    held_BT = ratios_BT.clamp(1 - spec.clip_low, 1 + spec.clip_high)
+    if spec.clip == "cispo":
+        return -held_BT.detach() * advantages_B1 * logprobs_BT, held_BT != ratios_BT
+    gain_BT = torch.minimum(plain_BT, held_BT * advantages_B1)
+    clipped_BT = gain_BT < plain_BT
+    if spec.dual_clip is not None:
+        floor_BT = torch.where(advantages_B1 < 0, spec.dual_clip * advantages_B1, -math.inf)
+        clipped_BT = clipped_BT | (gain_BT < floor_BT)
+        gain_BT = torch.maximum(gain_BT, floor_BT)
+    return -gain_BT, clipped_BT
+
+
+def row_means_N(values_N: Tensor, row_N: Tensor, lengths_B: Tensor) -> Tensor:
+    """Each token's value replaced by its row's mean: the exponential of log-ratios' means is the geometric
+    mean of the ratios (GSPO, arXiv 2507.18071, eq. 7).
+
+    Args:
+        values_N: (N,) of all tokens of B rows, with gradient.
+        row_N: (N,) from 0 to B - 1.
+        lengths_B: (B,) tokens of each row, at least 1.
+    """
+    sums_B = values_N.new_zeros(len(lengths_B)).index_add(0, row_N, values_N)
+    return (sums_B / lengths_B.to(values_N.dtype))[row_N]
+
+
 def ratio_BT(logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
     """exp(logp - old), finite: the difference is held within ±20 (no gradient beyond)."""
-    return (logprobs_BT - old_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return _exp(logprobs_BT - old_logprobs_BT)
+
+
+def _exp(log_ratio_BT: Tensor) -> Tensor:
+    return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def kl_penalty_BT(logprobs_BT: Tensor, reference_BT: Tensor, estimator: str) -> Tensor:
