@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ADVANTAGES", "against_role", "group_mean", "group_norm", "is_flat", "leave_one_out"]
+__all__ = ["ADVANTAGES", "against_role", "batch_norm", "group_mean", "group_norm", "is_flat", "leave_one_out"]
 
 Array = NDArray[np.float64]
 EPS = 1e-6
@@ -48,6 +48,24 @@ def leave_one_out(rewards_G: Array) -> Array:
     """
     n = len(rewards_G)
     return group_mean(rewards_G) * (n / (n - 1))
+
+
+def batch_norm(rewards_G: Array, tokens_G: Array) -> Array:
+    """(r - mean) / (std + 1e-8) over all tokens of a batch, each having its turn's reward (REINFORCE++, arXiv
+    2501.03262, eq. 10; the standard deviation is the population's).
+
+    Args:
+        rewards_G: (G,) float64, of the turns that one role spoke in a step.
+        tokens_G: (G,) float64, reply tokens of each.
+    Returns:
+        (G,), zeros where the rewards are equal. The mean depends on the turn itself: biased a little, by
+        1 / (tokens of the batch), where a lone turn weighs little.
+    """
+    if is_flat(rewards_G):
+        return np.zeros_like(rewards_G)
+    share_G = tokens_G / tokens_G.sum()
+    centred_G = rewards_G - (share_G * rewards_G).sum()
+    return centred_G / (np.sqrt((share_G * centred_G**2).sum()) + 1e-8)
 
 
 ADVANTAGES: dict[str, Callable[[Array], Array]] = {

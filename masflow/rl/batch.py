@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from masflow.algorithms import filled
 from masflow.compiler.plan import Plan
 from masflow.rl.groups import Entrant, Group, entrants_of, make_groups, training_policy
+from masflow.rl.shaping import budgets
 from masflow.trace import Scored, Turn
 
 __all__ = ["Batch", "TrainRow", "build_batch", "minibatches"]
@@ -132,7 +133,7 @@ class _Weights:
         self.algorithm = filled(plan.algorithm)
         self.minibatch_of = minibatch_of
         self.episodes = {m: num_episodes * part for m, part in share.items()}
-        self.lengths = _reply_budgets(plan)
+        self.lengths = budgets(plan)
         self.of_batch: dict[tuple[str, int], float] = defaultdict(float)
         self.of_episode: dict[tuple[str, str], float] = defaultdict(float)
         for e in entrants:  # one that stands for several counts for as many
@@ -152,22 +153,6 @@ class _Weights:
         if self.algorithm.turn_loss == "mean":
             return turn.reply_tokens
         return self.algorithm.sum_length or self.lengths.get(turn.role) or turn.reply_tokens
-
-
-def _reply_budgets(plan: Plan) -> dict[str, int]:
-    """Qualified role → `max_tokens` of its replies."""
-    found: dict[str, int] = {}
-
-    def walk(graph_key: str, call: str, seen: tuple[str, ...]) -> None:
-        graph = plan.workflows[graph_key]
-        for role in graph.roles:
-            found[call + role.name] = role.reply.max_tokens
-        for node in graph.nodes:
-            if node.workflow and node.workflow not in seen:
-                walk(node.workflow, f"{call}{node.name}/", (*seen, node.workflow))
-
-    walk(plan.root, "", (plan.root,))
-    return found
 
 
 def _stats(

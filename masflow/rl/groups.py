@@ -5,17 +5,18 @@ Turns that don't train (masked, dropped, unscored) enter no baseline either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from masflow.algorithms import filled
 from masflow.compiler.plan import Plan
-from masflow.rl.advantages import ADVANTAGES, against_role, is_flat
+from masflow.rl.advantages import ADVANTAGES, against_role, batch_norm, is_flat
+from masflow.rl.shaping import budgets, overlong
 from masflow.trace import Path, Scored, Trajectory, Turn
 
-__all__ = ["Entrant", "Group", "advantage_name", "entrants_of", "make_groups", "training_policy"]
+__all__ = ["Entrant", "Group", "advantage_name", "entrants_of", "make_groups", "shaped", "training_policy"]
 
 Key = tuple[int, str, str, Path]
 
@@ -89,13 +90,41 @@ def entrants_of(plan: Plan, scored: Iterable[Scored]) -> list[Entrant]:
     return found
 
 
+def shaped(plan: Plan, entrants: Sequence[Entrant]) -> Sequence[Entrant]:
+    """The entrants, those whose replies near their budget with what that costs (`algorithm.overlong`)."""
+    spec = filled(plan.algorithm).overlong
+    if spec is None or not spec.penalty:
+        return entrants
+    found = budgets(plan)
+    return [
+        replace(e, total=e.total - overlong(spec, e.turn, found[e.turn.role])) if e.turn.role in found else e
+        for e in entrants
+    ]
+
+
 def make_groups(plan: Plan, entrants: Sequence[Entrant]) -> list[Group]:
-    """Groups in order of first appearance, with their advantages."""
+    """Groups in order of first appearance, with their advantages; rewards are shaped first (`overlong`)."""
+    entrants = shaped(plan, entrants)
+    if advantage_name(plan) == "batch_norm":
+        return list(_whole_roles(entrants))
     members: dict[Key, list[Entrant]] = {}
     for entrant in entrants:
         members.setdefault(entrant.key, []).append(entrant)
     roles = _role_means(entrants)
     return [_group(plan, key, group, roles) for key, group in members.items()]
+
+
+def _whole_roles(entrants: Sequence[Entrant]) -> Iterator[Group]:
+    """One group a role: all of its turns of the step, whatever the task; slot -1 stands for that."""
+    roles: dict[str, list[Entrant]] = {}
+    for entrant in entrants:
+        roles.setdefault(entrant.turn.role, []).append(entrant)
+    for role, group in roles.items():
+        rewards_G = np.array([p.total for p in group], dtype=np.float64)
+        tokens_G = np.array([p.turn.reply_tokens for p in group], dtype=np.float64)
+        advantages = tuple(map(float, batch_norm(rewards_G, tokens_G)))
+        turns = tuple(p.turn.id for p in group)
+        yield Group((-1, "", role, ()), turns, tuple(map(float, rewards_G)), advantages, any(advantages))
 
 
 def _group(
