@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from masflow.compiler.plan import Plan
 from masflow.errors import RunError
 from masflow.spec.base import STORED
+from masflow.spec.tools import BUILTINS
 
 __all__ = ["dump_plan", "load_plan", "plan_data", "sealed"]
 
@@ -138,6 +139,8 @@ def _strip_graph(graph: dict[str, Any]) -> None:
         if isinstance(answer, dict) and "call" in answer:
             answer["call"] = _function_name(answer["call"])
     for tool in graph["tools"]:
+        placing = BUILTINS[tool["function"]["ref"]].placing if tool["function"]["ref"] in BUILTINS else ()
+        tool["settings"] = {k: v for k, v in tool["settings"].items() if k not in placing}
         if tool["data_hash"]:
             tool["settings"] = {k: v for k, v in tool["settings"].items() if not _is_place(v)}
 

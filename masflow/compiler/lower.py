@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from masflow.compiler.arrows import Arrows, lower_edges
+from masflow.compiler.bases import resolve_base
 from masflow.compiler.documents import Doc, file_hash
+from masflow.compiler.embedding_models import embedding_faults
 from masflow.compiler.graph import (
     START,
     FunctionIR,
@@ -34,7 +36,7 @@ from masflow.errors import Problem, SpecError, closest, unknown
 from masflow.project import Loaded
 from masflow.spec import workflow as ws
 from masflow.spec.program import Program
-from masflow.spec.tools import BUILTINS, settings_problems
+from masflow.spec.tools import BUILTINS, settings_faults
 from masflow.trace import DEFAULT_POLICY
 
 __all__ = ["MERGE_RULES", "Lowering", "doc_of"]
@@ -276,11 +278,13 @@ class _GraphLowering:
         settings = {**rendered} if isinstance(rendered, dict) else {}
         function, parameters, summary = FunctionIR(tool.use), tool.parameters or {}, tool.summary or ""
         paths: list[Path] = []
+        models: list[str] = []
         if tool.use in BUILTINS:
             built_in = BUILTINS[tool.use]
-            for message in settings_problems(tool.use, settings):
-                self._problem("tool-setting", f"tool '{name}': {message}", "correct the setting", *at)
+            for fault in settings_faults(tool.use, settings):
+                self._problem(fault.code, f"tool '{name}': {fault.message}", fault.fix, *at)
             paths = self._data_settings(settings, built_in.data_settings, at)
+            models = [self._model_setting(settings, key, at) for key in built_in.model_settings]
             names = tuple(built_in.parameters)
             function = FunctionIR(tool.use, params=names, required=names)
             parameters, summary = tool.parameters or built_in.parameters, summary or built_in.summary
@@ -305,7 +309,7 @@ class _GraphLowering:
             summary=summary,
             parameters=parameters,
             timeout_s=tool.timeout_s,
-            data_hash=",".join(file_hash(p) for p in paths),
+            data_hash=",".join([*(file_hash(p) for p in paths), *models]),
             where=doc.where(*at),
         )
 
@@ -321,6 +325,23 @@ class _GraphLowering:
                     settings[name] = str(path)
                     found.append(path)
         return found
+
+    def _model_setting(self, settings: dict[str, Any], name: str, at: tuple[str, ...]) -> str:
+        """Makes a setting that names a model's folder absolute, in place; the model's hash."""
+        doc, raw = self.doc, settings.get(name)
+        if not isinstance(raw, str):
+            return ""
+        where = (*doc.prefix, *at, name)
+        try:
+            found, digest = resolve_base(raw, doc.source, where, doc.path, doc.root)
+        except SpecError as error:
+            self.problems.extend(error.problems)
+            return ""
+        settings[name] = str(found)
+        if Path(str(found)).is_dir():
+            for message, fix in embedding_faults(Path(str(found)), settings):
+                self._problem("tool-setting", f"tool '{at[-1]}': {message}", fix, *at)
+        return digest
 
     def _is_file(self, text: str) -> bool:
         if not re.fullmatch(r"(\$\{\w+\})?[\w./-]+\.\w+", text):

@@ -9,10 +9,20 @@ from dataclasses import dataclass
 
 from pydantic import Field, ValidationError
 
-from masflow.spec.base import Spec
+from masflow.spec.base import Fault, Faults, Spec, fault_of
+from masflow.spec.retrieval import DenseSettings, HttpSettings
 from masflow.spec.types import STR, Type
 
-__all__ = ["BUILTINS", "Bm25Settings", "Builtin", "CalculatorSettings", "settings_problems"]
+__all__ = [
+    "BUILTINS",
+    "Bm25Settings",
+    "Builtin",
+    "CalculatorSettings",
+    "DenseSettings",
+    "HttpSettings",
+    "settings_faults",
+    "settings_problems",
+]
 
 
 class Bm25Settings(Spec):
@@ -48,6 +58,10 @@ class Builtin:
     summary: str
     data_settings: tuple[str, ...] = ()
     """Settings that name files: paths are resolved and their contents hashed."""
+    model_settings: tuple[str, ...] = ()
+    """Settings that name models: folders are resolved and hashed, ids stay."""
+    placing: tuple[str, ...] = ()
+    """Settings that say where and how fast it runs, and nothing of what it answers."""
 
 
 BUILTINS: dict[str, Builtin] = {
@@ -59,6 +73,33 @@ BUILTINS: dict[str, Builtin] = {
         "Search the corpus for passages that share words with the query.",
         ("corpus",),
     ),
+    "dense": Builtin(
+        "dense",
+        "masflow.tools.dense",
+        DenseSettings,
+        {"query": STR},
+        "Search the corpus for passages that mean something near to the query.",
+        ("corpus",),
+        model_settings=("model",),
+        placing=("device",),
+    ),
+    "http": Builtin(
+        "http",
+        "masflow.tools.http",
+        HttpSettings,
+        {"query": STR},
+        "Search for passages that fit the query.",
+        placing=(
+            "urls",
+            "timeout_s",
+            "retries",
+            "rest_s",
+            "max_concurrent",
+            "per_minute",
+            "max_bytes",
+            "key_env",
+        ),
+    ),
     "calculator": Builtin(
         "calculator",
         "masflow.tools.calculator",
@@ -69,14 +110,31 @@ BUILTINS: dict[str, Builtin] = {
 }
 
 
-def settings_problems(name: str, settings: dict[str, object]) -> list[str]:
-    """What is wrong with a built-in's settings, one sentence each; empty when nothing is."""
+def settings_faults(name: str, settings: dict[str, object]) -> list[Fault]:
+    """What is wrong with a built-in's settings, each with its code and fix; empty when nothing is."""
+    found: list[Fault] = []
     try:
         BUILTINS[name].settings.model_validate(settings)
     except ValidationError as error:
         known = ", ".join(BUILTINS[name].settings.model_fields) or "(none)"
-        return [
-            f"setting '{'.'.join(map(str, e['loc']))}' of {name}: {e['msg'].lower()}; known settings: {known}"
-            for e in error.errors()
-        ]
-    return []
+        for entry in error.errors():
+            own = fault_of(entry)
+            if own is not None:
+                faults = own.faults if isinstance(own, Faults) else (own,)
+                found += [fault.below(*entry["loc"]) for fault in faults]
+                continue
+            found.append(Fault(entry["msg"].lower(), code="tool-setting", path=entry["loc"]))
+        for i, fault in enumerate(found):
+            place = ".".join(map(str, fault.path))
+            whose = f"setting '{place}' of {name}" if place else f"settings of {name}"
+            message = f"{whose}: {fault.message}"
+            if "known:" not in message:
+                message += f"; known settings: {known}"
+            fix = fault.fix or "correct the setting"
+            found[i] = Fault(message, code="tool-setting", fix=fix, path=fault.path)
+    return found
+
+
+def settings_problems(name: str, settings: dict[str, object]) -> list[str]:
+    """What is wrong with a built-in's settings, one sentence each; empty when nothing is."""
+    return [fault.message for fault in settings_faults(name, settings)]
