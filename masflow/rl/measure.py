@@ -34,7 +34,7 @@ class Measurement:
 
 
 def measurements(call: RewardCall, scope: Scope) -> Generator[list[Question], list[Any], list[Measurement]]:
-    """In happened-before order, concurrent ones by path. A malformed measured turn measures `otherwise`.
+    """In happened-before order, concurrent ones as the trajectory has them. A malformed turn measures `otherwise`.
 
     Yields the questions once, and goes on with their answers.
     """
@@ -57,7 +57,7 @@ def measurements(call: RewardCall, scope: Scope) -> Generator[list[Question], li
             asked.append(call.ask(reward.measure_args, moment.names))
     values = yield asked
     found = [Measurement(*place, call.plain(value)) for place, value in zip(places, values, strict=True)]
-    return sorted(found, key=lambda m: (m.superstep, m.turn is None, str(m.path)))
+    return sorted(found, key=lambda m: (m.superstep, m.turn is None))
 
 
 def pay(call: RewardCall, scope: Scope, found: list[Measurement]) -> Iterable[tuple[Turn, float | None]]:

@@ -247,6 +247,8 @@ class _Ledger:
     """Reward name → its value for the trajectory, once a call of its workflow."""
     failures: list[str] = field(default_factory=list)
     alone: set[str] = field(default_factory=set)
+    again: set[tuple[str, str]] = field(default_factory=set)
+    """(turn id, reward name) of what is paid again, with its visit's last call: one reward, not several."""
     on: Focus | None = None
     wanted: frozenset[str] | None = None
     """Turns whose own rewards are asked for; None: all."""
@@ -291,8 +293,12 @@ class _Episode:
         ids = [t.id for t in turns]
         components = {i: {**ledger.at_turn.get(i, {}), **ledger.at_end.get(i, {})} for i in ids}
         if plan.graph.credit == "return_to_go":
+            at_turn = {
+                i: {name: value for name, value in paid.items() if (i, name) not in ledger.again}
+                for i, paid in ledger.at_turn.items()
+            }
             totals = return_to_go(
-                turns, ledger.at_turn, ledger.at_end, ledger.weights, plan.graph.discount, ledger.alone
+                turns, at_turn, ledger.at_end, ledger.weights, plan.graph.discount, ledger.alone
             )
         else:
             totals = {i: own(components[i], ledger.weights) for i in ids}
@@ -322,6 +328,8 @@ def _applied(call: RewardCall, scope: Scope, ledger: _Ledger) -> Generator[list[
         payments, metric = _well_formed(call, scope)
     elif reward.level == "turn" and not reward.allocator:
         payments, metric = yield from _per_turn(call, scope, ledger.wanted)
+        if ledger.on is None or not ledger.on.is_local:
+            ledger.again |= {(t.id, name) for t, _ in payments if not scope.is_final(t)}
     else:
         payments, metric = yield from _at_the_end(call, scope)
     if ledger.on is not None and ledger.on.is_local:

@@ -4,7 +4,7 @@ import pytest
 
 from masflow.errors import RunError
 from masflow.rl.functions import Verdict
-from masflow.rl.score import score
+from masflow.rl.score import Focus, score
 
 
 def scored(plan, trajectory, **more):
@@ -322,3 +322,48 @@ def test_a_null_later_on_makes_the_returns_before_it_null(plan, reward, story):
         episode.say("planner", value)
     own = reward("own", "number", level="turn", args={"x": "{{ result }}"})
     assert totals(plan(own, credit="return_to_go"), episode.end()) == [None, None, 4]
+
+
+# a visit of several model calls under return to go: its reward is one reward, due when the visit ends
+
+
+def test_the_reward_of_a_visit_of_several_calls_flows_back_once(plan, reward, story):
+    episode = story()
+    episode.say("searcher", {"call": 1}, visit=1, last=False)
+    episode.say("searcher", {"call": 2}, visit=1, model_call=1, last=False)
+    episode.say("searcher", 4, visit=1, model_call=2)
+    episode.say("answerer", 8)
+    rewards = (
+        reward("own", "number", level="turn", args={"x": "{{ result }}"}),
+        reward("form", None, level="turn", weight=0.5),
+    )
+    # calls of one visit: 4/4 + 8/8 = 2, 4/2 + 8/4 = 4, 4 + 8/2 = 8; whoever calls more often earns no more
+    found = scored(plan(*rewards, credit="return_to_go", discount=0.5), episode.end())
+    assert list(found.totals.values()) == [2, 4, 8, 8]
+    assert [c["own"] for c in found.components.values()] == [4, 4, 4, 8]
+    assert totals(plan(*rewards, credit="return_to_go"), episode.end()) == [12, 12, 12, 8]
+    assert totals(plan(*rewards), episode.end()) == [4, 4, 4, 8]
+    focus = [Focus(episode.turns[0].id, is_local=True)]  # left after the visit: what it pays by itself
+    local = scored(plan(*rewards, credit="return_to_go"), episode.end(), focus=focus)
+    assert local.totals[episode.turns[0].id] == 4
+
+
+def test_under_return_to_go_the_form_of_every_call_counts_for_itself(plan, reward, story):
+    episode = story()
+    episode.say("searcher", None, ok=False, visit=1, last=False)
+    episode.say("searcher", 4, visit=1, model_call=1)
+    form = reward("form", None, level="turn")
+    assert totals(plan(form, credit="return_to_go"), episode.end()) == [-1, 0]
+
+
+def test_measurements_at_once_come_in_the_order_of_their_items_not_of_their_digits(plan, reward, story):
+    episode = story()
+    for item in range(12):  # the last of them is item 11, and not item 9
+        episode.say("planner", float(item), item=item, visit=1, at_once=item > 0)
+    episode.say("searcher", "q")
+    episode.say("answerer", 20.0)
+    gain = reward(
+        "g", "number", measure_after=("planner", "answerer"), measure_args={"x": "{{ result }}"},
+        pay=(("searcher", "gain"),),
+    )  # fmt: skip
+    assert totals(plan(gain), episode.end())[12] == 9  # 20 - 11

@@ -1,4 +1,4 @@
-"""Where and when rewards are called: apart from the run, many at once, while others play; the same numbers."""
+"""Where and when rewards are called: apart from the run, many at once, while others play."""
 
 import os
 import random
