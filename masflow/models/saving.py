@@ -87,11 +87,12 @@ FACTS = TypeAdapter(Facts)
 
 
 def file_name(policy: str) -> str:
-    """A policy's name as a file's, no two the same in one model: `policy/team.worker` →
-    `policy.team%2Eworker`."""
+    """A policy's name as a file's: `policy/team.worker` → `policy.team-worker`. No two of one model's policies
+    share one."""
     if "/" not in policy:
         return policy
-    return ".".join(quote(part, safe="").replace(".", "%2E") for part in policy.split("/"))
+    parts = [quote(part, safe="").replace("-", "%2D").replace(".", "-") for part in policy.split("/")]
+    return ".".join(parts)
 
 
 @contextmanager
