@@ -153,8 +153,14 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("advantage", "group_norm"): make_batch,
     ("advantage", "group_mean"): make_batch,
     ("advantage", "leave_one_out"): make_batch,
+    ("advantage", "batch_norm"): make_batch,
     ("select", "all"): nothing,
     ("update", "clip"): update_policies,
+    ("update", "sequence_clip"): update_policies,
+    ("update", "cispo"): update_policies,
+    ("update", "sequence_cispo"): update_policies,
+    ("update", "ratio"): update_policies,
+    ("update", "sequence_ratio"): update_policies,
     ("evolve", "none"): nothing,
 }
 

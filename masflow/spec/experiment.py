@@ -77,7 +77,19 @@ class WarmStart(Spec):
     optimizer: Optimizer = Optimizer(lr=1e-3)
 
 
-ALGORITHMS = ("grpo", "rloo", "ppo", "turn_ppo", "ippo", "mappo")
+ALGORITHMS = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "rloo",
+    "reinforce_pp",
+    "gspo",
+    "cispo",
+    "ppo",
+    "turn_ppo",
+    "ippo",
+    "mappo",
+)
 """Presets of `masflow/algorithms`; installed packages offer more."""
 
 
