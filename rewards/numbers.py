@@ -19,3 +19,8 @@ def final_number(prediction: str, answer: str | float) -> float:
         raise ValueError(f"the gold answer {answer!r} holds no number")
     said = last_number(prediction)
     return float(said is not None and math.isclose(said, gold, rel_tol=1e-9, abs_tol=1e-9))
+
+
+def judged(verdict: str, solution: str, answer: str | float) -> float:
+    """1 when a reviewer's verdict, right or wrong, is what `final_number` says of the solution, else 0."""
+    return float((verdict == "right") == (final_number(solution, answer) == 1))
