@@ -100,7 +100,7 @@ class Critic:
         frozen = set(map(id, _frozen(spec.base, base.model)))
         weights = {n: p for n, p in body.named_parameters() if id(p) not in frozen}
         heads = {f"value_head.{n}": p for n, p in self.head.named_parameters()}
-        self.learner = Learner(f"(critic) {spec.name}", weights | heads)
+        self.learner = Learner(spec.name, weights | heads)
         for parameter in self.learner.parameters.values():
             parameter.requires_grad_(True)
         budget = replace(budget_of(base.model.config), shares=shares)
@@ -110,6 +110,18 @@ class Critic:
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.learner.parameters.values())
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the weights of a model of the same base, by their names there; heads stay as they are.
+
+        Where they have other shapes (a base in four bits), the critic keeps those of its base.
+        """
+        own = dict(self.backbone.model.named_parameters(remove_duplicate=False))
+        if any(name not in weights or weights[name].shape != p.shape for name, p in own.items()):
+            return
+        with torch.no_grad():
+            for name, p in own.items():
+                p.copy_(weights[name])
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -170,9 +182,7 @@ class Critic:
                 parts = np.split(every, np.cumsum([len(raw[i]) for i in mine])[:-1])
                 for i, part in zip(mine, parts, strict=True):
                     whitened[i] = part
-        self.estimated = Estimate(
-            tuple(links), tuple(read), tuple(old), tuple(targets), tuple(whitened), cut
-        )
+        self.estimated = Estimate(tuple(links), tuple(read), tuple(old), tuple(targets), tuple(whitened), cut)
         return self.estimated
 
     def _read(self, link: Link, rows: Mapping[str, Row], by_token: bool) -> tuple[Row, bool]:
@@ -262,13 +272,10 @@ class Critic:
         """Weights, and the optimizer where there is one; `load` gives back exactly them."""
         saving.save_learner(folder, self.learner)
 
-    def load(self, folder: Path) -> None:
-        """Raises RunError where the folder holds no such critic."""
-        stem = saving.file_name(self.learner.name)
-        if not (folder / f"{stem}.safetensors").is_file():
-            message = f"{folder} holds no critic '{self.spec.name}'"
-            raise RunError(message, "go on with the algorithm that the run began with")
-        saving.load_critic(folder, self.learner)
+    def load(self, folder: Path, has_optimizer: bool) -> None:
+        """Raises RunError where the folder lacks this critic, or holds another one's weights."""
+        optimizers = (self.learner.name,) if has_optimizer else ()
+        saving.load_alone(folder, self.learner, saving.file_name(self.learner.name), optimizers)
 
 
 def _token_advantages(old: Sequence[np.ndarray], links: Sequence[Link], gae: Gae) -> list[np.ndarray]:

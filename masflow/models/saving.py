@@ -23,6 +23,7 @@ __all__ = [
     "Saved",
     "checksum",
     "file_name",
+    "load_alone",
     "load_learner",
     "load_weights",
     "read_facts",
@@ -87,8 +88,8 @@ FACTS = TypeAdapter(Facts)
 
 
 def file_name(policy: str) -> str:
-    """A policy's name as a file's: `policy/team.worker` → `policy.team-worker`. No two of one model's policies
-    share one."""
+    """A policy's name as a file's: `policy/team.worker` → `policy.team-worker`. No two of one model's
+    policies share one."""
     if "/" not in policy:
         return policy
     parts = [quote(part, safe="").replace("-", "%2D").replace(".", "-") for part in policy.split("/")]
@@ -197,15 +198,26 @@ def load_learner(folder: Path, learner: Learner, facts: Facts) -> None:
         RunError: a file is missing, torn, or another model's.
     """
     stem = facts.stem(learner.name)
-    load_weights(folder / f"{stem}.safetensors", learner.parameters)
-    learner.optimizer = learner.reference = None
-    file = folder / f"{stem}.optimizer.pt"
-    if _is_there(file, learner.name, facts.optimizers):
-        read_whole(file, lambda path: _load_optimizer(path, learner))
+    load_alone(folder, learner, stem, facts.optimizers)
     file = folder / f"{stem}.reference.safetensors"
     if _is_there(file, learner.name, facts.references):
         learner.reference = {name: w.detach().clone() for name, w in learner.parameters.items()}
         load_weights(file, learner.reference)
+
+
+def load_alone(folder: Path, learner: Learner, stem: str, optimizers: tuple[str, ...] | None) -> None:
+    """Weights and optimizer of a learner that belongs to no model's facts, or before its reference.
+
+    Args:
+        optimizers: learners whose optimizer has a file; None: unknown.
+    Raises:
+        RunError: as `load_learner`.
+    """
+    load_weights(folder / f"{stem}.safetensors", learner.parameters)
+    learner.optimizer = learner.reference = None
+    file = folder / f"{stem}.optimizer.pt"
+    if _is_there(file, learner.name, optimizers):
+        read_whole(file, lambda path: _load_optimizer(path, learner))
 
 
 def _is_there(file: Path, name: str, listed: tuple[str, ...] | None) -> bool:

@@ -148,6 +148,8 @@ def go(run: Run, only_warm_start: bool) -> dict[str, Any]:
         teach(run)
     if state.step == 0 and run.plan.algorithm.kl.weight:
         run.team.snapshot_reference()
+    if state.step == 0:
+        run.team.start_critics()
     while True:
         if (
             due(run, run.plan.train.eval_every, last)

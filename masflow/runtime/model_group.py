@@ -15,6 +15,7 @@ from masflow.compiler.plan import ModelIR, Plan
 from masflow.errors import RunError
 from masflow.models.engine import Reply, Request
 from masflow.models.trainer import TrainItem
+from masflow.rl.chains import Link
 from masflow.rl.losses import LossSpec
 from masflow.runtime import checkpoints, placement
 from masflow.runtime.backend import Actor, Backend, Died, Pending
@@ -339,6 +340,22 @@ class ModelGroup:
         delivery = self.prove_delivery(policy)
         facts = {"version": delivery.version, "delivery_gap": delivery.logprob_gap, "staleness": staleness}
         return metrics | {name: float(value) for name, value in facts.items()}
+
+    def begin_estimate(self, links: Mapping[str, Sequence[Link]]) -> Pending[dict[str, float]]:
+        """Ask this model's critics about a step's turns; `finish` waits: turn id → advantage."""
+        return self.learners[0].call("estimate", links)
+
+    def begin_critics(self, step: int, num_steps: int) -> Pending[dict[str, dict[str, float]]]:
+        """Set them to learn from what they estimated; `finish` waits: critic's name → metrics."""
+        return self.learners[0].call("update_critics", step, num_steps)
+
+    def finish(self, begun: Pending[Any]) -> Any:
+        """What a call to the critics answers."""
+        return self._get(begun)
+
+    def start_critics(self) -> None:
+        """At the start of RL: critics begin from the model's weights as they are now."""
+        self._get(self.learners[0].call("start_critics"))
 
     # -- publishing -------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any
 from masflow.compiler.plan import Plan, PolicyIR
 from masflow.models.engine import Reply, Request
 from masflow.rl.batch import TrainRow
+from masflow.rl.chains import Link
 from masflow.rl.losses import LossSpec
 from masflow.runtime.backend import Backend
 from masflow.runtime.endpoint_group import EndpointGroup
@@ -93,6 +94,7 @@ class Team:
         self.repeats = all(group.repeats for group in self.groups.values())
         self.policies: tuple[PolicyIR, ...] = plan.policies
         self._group_of = {p.name: self.groups[p.model] for p in plan.policies}
+        self._hosts = {critic.name: self._host(critic.model) for critic in plan.critics}
         self._stop = stop
         self._hub_bytes = 0
         check = stop.check if stop else _go_on
@@ -100,6 +102,11 @@ class Team:
             None if plan.runtime.deterministic else Counted(self, plan.runtime.call_timeout_s, check)
         )
         """Answers requests as they come, where the run need not repeat."""
+
+    def _host(self, model: str) -> ModelGroup:
+        group = self.groups[model]
+        assert isinstance(group, ModelGroup), "a critic beside a server"
+        return group
 
     def group_of(self, policy: str) -> ModelGroup | EndpointGroup:
         return self._group_of[policy]
@@ -137,6 +144,35 @@ class Team:
                 (policy, self._group_of[policy].begin_update(policy, rows[policy], loss, step, num_steps))
             )
         return {policy: self._group_of[policy].finish_update(policy, calls) for policy, calls in begun}
+
+    def estimate(self, links: Mapping[str, Sequence[Link]]) -> dict[str, float]:
+        """Turn id → advantage by its critic; the critics of different models are asked at once.
+
+        Args:
+            links: critic's name → its turns.
+        """
+        begun = []
+        for group in dict.fromkeys(self._hosts.values()):
+            mine = {name: asked for name, asked in links.items() if self._hosts[name] is group and asked}
+            if mine:
+                self._hub_bytes += sum(map(_size, mine.values()))
+                begun.append((group, group.begin_estimate(mine)))
+        return {turn: found for group, call in begun for turn, found in group.finish(call).items()}
+
+    def update_all(
+        self, rows: Mapping[str, Sequence[TrainRow]], loss: LossSpec, step: int, num_steps: int
+    ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        """Critics learn from what they estimated, policies as `update`; metrics of both."""
+        hosts = dict.fromkeys(self._hosts.values())
+        begun = [(group, group.begin_critics(step, num_steps)) for group in hosts]
+        policies = self.update(rows, loss, step, num_steps)
+        found = {name: metrics for group, call in begun for name, metrics in group.finish(call).items()}
+        return policies, {name: found[name] for name in self._hosts if name in found}
+
+    def start_critics(self) -> None:
+        """At the start of RL: critics begin from their models' weights as they are now."""
+        for group in dict.fromkeys(self._hosts.values()):
+            group.start_critics()
 
     def incidents(self) -> list[str]:
         """What happened to workers since this was last asked."""

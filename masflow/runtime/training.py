@@ -13,10 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from masflow.algorithms.critics import critic_of
 from masflow.compiler.plan import Plan, StageIR
 from masflow.compiler.rows import Task
 from masflow.errors import RunError, closest
-from masflow.rl.batch import Batch, build_batch
+from masflow.rl.batch import Batch, build_batch, minibatches
+from masflow.rl.chains import critic_groups, links_of
+from masflow.rl.groups import entrants_of, shaped
 from masflow.rl.losses import LossSpec
 from masflow.rl.nodes import Credited, credit_actions
 from masflow.rl.score import Scoring
@@ -59,6 +62,8 @@ class Work:
     batch: Batch | None = None
     policies: dict[str, dict[str, float]] = field(default_factory=dict)
     """Policy → metrics of its update."""
+    critics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Critic → metrics of its update."""
     traffic: dict[str, float] = field(default_factory=dict)
     """Of this step: `concurrency`, `forked_rows`, `hub_bytes`."""
     served: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -130,11 +135,26 @@ def make_batch(work: Work, options: dict[str, Any]) -> None:
     work.batch = build_batch(work.plan, work.scored, work.num_episodes, work.step, entrants)
 
 
+def ask_critics(work: Work, options: dict[str, Any]) -> None:
+    """Chain turns, ask what critics expected of them, subtract it: rows for every policy."""
+    plan, scored = work.plan, work.scored
+    entrants = shaped(plan, entrants_of(plan, scored))
+    minibatch_of, _ = minibatches(plan, scored)
+    links = {c.name: links_of(plan, c, scored, entrants, minibatch_of) for c in plan.critics}
+    advantages = work.team.estimate(links)
+    groups = critic_groups(plan.critics, entrants, advantages)
+    work.batch = build_batch(plan, scored, work.num_episodes, work.step, entrants, groups)
+
+
 def update_policies(work: Work, options: dict[str, Any]) -> None:
-    """Every policy with rows takes its optimizer steps and publishes; others do not move."""
+    """Every policy with rows takes its optimizer steps and publishes; others do not move. Critics learn, in
+    their first `warmup_steps` alone."""
     assert work.batch is not None
-    loss = LossSpec.from_algorithm(work.plan.algorithm)
-    work.policies = work.team.update(work.batch.rows, loss, work.step - 1, work.plan.train.steps)
+    algorithm, last = work.plan.algorithm, work.plan.train.steps
+    critic, loss = critic_of(algorithm), LossSpec.from_algorithm(algorithm)
+    is_warm = critic is None or work.step > critic.warmup_steps
+    rows = work.batch.rows if is_warm else {}
+    work.policies, work.critics = work.team.update_all(rows, loss, work.step - 1, last)
     work.team.clear_rows()
 
 
@@ -154,6 +174,8 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("advantage", "group_mean"): make_batch,
     ("advantage", "leave_one_out"): make_batch,
     ("advantage", "batch_norm"): make_batch,
+    ("advantage", "gae"): ask_critics,
+    ("advantage", "turn_gae"): ask_critics,
     ("select", "all"): nothing,
     ("update", "clip"): update_policies,
     ("update", "sequence_clip"): update_policies,
@@ -219,6 +241,7 @@ def step_record(work: Work) -> dict[str, Any]:
         "batch": dict(work.batch.stats),
         **_nodes(work),
         "policies": work.policies,
+        **({"critics": work.critics} if work.critics else {}),
         "tokens": tokens,
         **({"served": work.served} if work.served else {}),
         **work.traffic,

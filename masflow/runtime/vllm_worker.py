@@ -5,7 +5,7 @@ The Hugging Face model stays: it is the trainer's, or, where the process only sp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from masflow.models.engine import Request
 from masflow.models.publishing import Payload
 from masflow.models.trainer import TrainItem
 from masflow.models.vllm_engine import VllmEngine
+from masflow.rl.chains import Link
 from masflow.rl.losses import LossSpec
 from masflow.runtime.backend import Actor
 from masflow.runtime.worker import Answer, Delivery, Part, Worker
@@ -93,6 +94,10 @@ class VllmWorker(Worker):
     ) -> dict[str, float]:
         self._sleep()
         return super().update(policy, items, loss, step, num_steps, rescore)
+
+    def estimate(self, links: Mapping[str, Sequence[Link]]) -> dict[str, float]:
+        self._sleep()
+        return super().estimate(links)
 
     def _sleep(self) -> None:
         if self.part.speaks:

@@ -7,7 +7,7 @@ makes it hands it the store as an actor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from masflow.models.adapters import StackedAdapters
 from masflow.models.backbone import Backbone
 from masflow.models.bare import BareSpeaker
 from masflow.models.bases import load_base
+from masflow.models.critics import Critics
 from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row
 from masflow.models.packs import budget_of
@@ -31,6 +32,7 @@ from masflow.models.speaking import ModuleSpeaker, Speaker
 from masflow.models.tokens import ChatTokens
 from masflow.models.trainer import Trainer, TrainItem
 from masflow.models.transformers_engine import TransformersEngine, not_finite
+from masflow.rl.chains import Link
 from masflow.rl.losses import LossSpec
 from masflow.runtime.backend import Actor
 from masflow.runtime.messages import Answer, Delivery, Part
@@ -74,6 +76,7 @@ class Worker:
         """Rows that this process has at hand; all are in the store."""
         budget = replace(budget_of(self.base.model.config), shares=plan.shares_prefixes(model.name))
         self.trainer = Trainer(self.backbone, run_dir / "nonfinite", budget)
+        self.critics = Critics(model, plan, run_dir) if part.learns else None
         self._continued = _continued(plan)
         self.engine = self._make_engine(model.place.rollout.engine or plan.runtime.engine)
         if part.speaks and isinstance(self.engine, TransformersEngine):
@@ -235,10 +238,38 @@ class Worker:
         staleness = max(self.policies.versions.get(policy, 0) - row.version for row in rows)
         with self.policies.learning(policy) as learner:
             spec, off = self.policies.by_name[policy].optimizer, self.policies.without_adapter
-            metrics = self.trainer.update(learner, items, rows, loss, spec, step, num_steps, off, rescore)
+            known = self.critics.token_advantages if self.critics else {}
+            metrics = self.trainer.update(
+                learner, items, rows, loss, spec, step, num_steps, off, rescore, known
+            )
         self.policies.versions[policy] += 1
         self._moved()
         return metrics | {"staleness": float(staleness)}
+
+    # -- critics ----------------------------------------------------------------------------------
+
+    def start_critics(self) -> None:
+        """At the start of RL: critics begin from the model's weights as they are now."""
+        if self.critics:
+            self.critics.start_from(self.policies.weights)
+
+    def estimate(self, links: Mapping[str, Sequence[Link]]) -> dict[str, float]:
+        """What this process's critics make of a step's turns: turn id → advantage; kept for the updates.
+
+        Args:
+            links: critic's name → its turns.
+        """
+        assert self.critics is not None
+        self._forget()  # the memory is the critics' now
+        BareSpeaker.forget(self.backbone)
+        every = [link.turn_id for mine in links.values() for link in mine if link.text is None]
+        rows = dict(zip(every, self._rows(every), strict=True))
+        return self.critics.estimate(links, rows)
+
+    def update_critics(self, step: int, num_steps: int) -> dict[str, dict[str, float]]:
+        """Critic's name → metrics of its updates on what was last estimated."""
+        assert self.critics is not None
+        return self.critics.update(step, num_steps)
 
     def _forget(self) -> None:
         if isinstance(self.engine, TransformersEngine):
@@ -329,10 +360,14 @@ class Worker:
         """Write policies, optimizers, versions and random state; `load` gives back exactly them."""
         folder.mkdir(parents=True, exist_ok=True)
         self.policies.save(folder)
+        if self.critics:
+            self.critics.save(folder)
 
     def load(self, folder: Path) -> None:
         """Raises RunError where `folder` belongs to other policies or weights."""
         self.policies.load(folder)
+        if self.critics:
+            self.critics.load(folder)
         self._moved()
         if not self.part.learns:
             self.policies.reset_optimizers()
@@ -353,6 +388,7 @@ class Worker:
             "dtype": str(self.base.model.dtype).removeprefix("torch."),
             "context": self.base.context,
             "vocabulary": len(self.base.tokenizer),
+            **({"critics": self.critics.describe()} if self.critics else {}),
             "notes": [*self.tokens.chat.notes, *self.trainer.notes],
         }
 
