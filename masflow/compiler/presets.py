@@ -58,17 +58,19 @@ def _fixed(loaded: Loaded[Experiment], preset: Preset, given: Algorithm) -> Iter
 
 def default_stages(graph: Graph, algorithm: Algorithm) -> tuple[StageIR, ...]:
     """The training step, in order, with the operators that the algorithm names."""
+    rounds = algorithm.dynamic.max_rounds if algorithm.dynamic else 1
     ops = {
         "sample": "trajectories",
         "score": "rewards",
         "credit": graph.credit,
         "group": algorithm.group,
         "advantage": algorithm.advantage,
-        "select": "all",
+        "select": "dynamic" if rounds > 1 else "all",
         "update": _update_op(algorithm),
         "evolve": "none",
     }
-    return tuple(StageIR(name, str(ops[name])) for name in STAGES)
+    options = {"select": {"max_rounds": rounds}} if rounds > 1 else {}
+    return tuple(StageIR(name, str(ops[name]), options.get(name, {})) for name in STAGES)
 
 
 UPDATES: Mapping[tuple[Any, Any], str] = {

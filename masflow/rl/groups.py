@@ -16,7 +16,16 @@ from masflow.rl.advantages import ADVANTAGES, against_role, batch_norm, is_flat
 from masflow.rl.shaping import budgets, overlong
 from masflow.trace import Path, Scored, Trajectory, Turn
 
-__all__ = ["Entrant", "Group", "advantage_name", "entrants_of", "make_groups", "shaped", "training_policy"]
+__all__ = [
+    "Entrant",
+    "Group",
+    "advantage_name",
+    "entrants_of",
+    "learnable_slots",
+    "make_groups",
+    "shaped",
+    "training_policy",
+]
 
 Key = tuple[int, str, str, Path]
 
@@ -112,6 +121,16 @@ def make_groups(plan: Plan, entrants: Sequence[Entrant]) -> list[Group]:
         members.setdefault(entrant.key, []).append(entrant)
     roles = _role_means(entrants)
     return [_group(plan, key, group, roles) for key, group in members.items()]
+
+
+def learnable_slots(plan: Plan, scored: Sequence[Scored]) -> list[int]:
+    """Slots of the tasks from which some role can learn: a turn of theirs has an advantage that isn't 0."""
+    entrants = entrants_of(plan, scored)
+    slot_of = {e.turn.id: e.slot for e in entrants}
+    learning = (
+        t for g in make_groups(plan, entrants) for t, a in zip(g.turns, g.advantages, strict=True) if a
+    )
+    return sorted({slot_of[turn] for turn in learning})
 
 
 def _whole_roles(entrants: Sequence[Entrant]) -> Iterator[Group]:

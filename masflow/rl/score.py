@@ -126,7 +126,8 @@ class Scoring:
             self._processes().wait(self._calls)
             busy_s = sum(call.seconds for call in self._calls)
             waited_s = time.perf_counter() - began
-            self.seconds = {"rewards_s": round(busy_s, 4), "rewards_waited_s": round(waited_s, 4)}
+            for name, spent_s in (("rewards_s", busy_s), ("rewards_waited_s", waited_s)):
+                self.seconds[name] = round(self.seconds.get(name, 0.0) + spent_s, 4)
         for batch in batches:
             batch.share()
         for item in items:

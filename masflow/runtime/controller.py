@@ -245,7 +245,7 @@ def step(run: Run, tasks: Sequence[Task]) -> None:
             run.stop.check()
 
     run_stages(work, on_stage)
-    state.step, state.position = work.step, work.position + plan.train.tasks_per_step
+    state.step, state.position = work.step, work.position + work.num_tasks
     record = step_record(work)
     with writing("trace.sqlite", run.dir.path):
         run.trace.add_trajectories(work.step, "train", work.played(), work.advantages())

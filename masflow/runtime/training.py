@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from masflow.algorithms.critics import critic_of
@@ -19,7 +19,7 @@ from masflow.compiler.rows import Task
 from masflow.errors import RunError, closest
 from masflow.rl.batch import Batch, build_batch, minibatches
 from masflow.rl.chains import critic_groups, links_of
-from masflow.rl.groups import entrants_of, shaped
+from masflow.rl.groups import entrants_of, learnable_slots, shaped
 from masflow.rl.losses import LossSpec
 from masflow.rl.nodes import Credited, credit_actions
 from masflow.rl.score import Scoring
@@ -31,6 +31,7 @@ from masflow.runtime.player import Player
 from masflow.runtime.schedule import Mixture
 from masflow.runtime.state import EpisodeState
 from masflow.runtime.team import Team
+from masflow.spec.experiment import Overlong
 from masflow.tools import ToolBox
 from masflow.trace import EpisodeKey, Scored, Trajectory
 
@@ -47,6 +48,12 @@ class Work:
     """From 1."""
     position: int
     """Task rows drawn before this step."""
+    num_tasks: int = 0
+    """Task rows drawn in this step."""
+    kept: list[int] | None = None
+    """With dynamic sampling: slots of the tasks that are trained on, in task order."""
+    rounds: int = 1
+    """Of drawing tasks."""
     num_episodes: int = 0
     """Scheduled for the step: E."""
     sources: list[int] = field(default_factory=list)
@@ -88,32 +95,38 @@ Operator = Callable[[Work, dict[str, Any]], None]
 
 def sample_trajectories(work: Work, options: dict[str, Any]) -> None:
     """Draw the next tasks and play `samples` episodes of each under the current policies."""
-    player, states = _started(work, work.plan.sampler.samples)
-    work.num_episodes = len(states)
-    work.trajectories = play(player, states, answers_of(work.team), work.scoring.begin)
+    work.trajectories = _drawn(work, work.plan.train.tasks_per_step)
+
+
+def _drawn(work: Work, num_tasks: int) -> list[Trajectory]:
+    """Whole episodes of the next tasks; their rewards have begun."""
+    player, states = _started(work, work.plan.sampler.samples, num_tasks)
+    work.num_episodes += len(states)
+    return play(player, states, answers_of(work.team), work.scoring.begin)
 
 
 def sample_nodes(work: Work, options: dict[str, Any]) -> None:
     """Draw the next tasks; play one episode of each and `samples` actions at its turns."""
-    player, states = _started(work, 1)
+    player, states = _started(work, 1, work.plan.train.tasks_per_step)
     work.num_episodes = len(states) * work.plan.sampler.samples
     work.drawn = NodeSampler(work.plan, player, answers_of(work.team)).sample(states)
     work.trajectories = work.drawn.bases
 
 
-def _started(work: Work, samples: int) -> tuple[Player, list[EpisodeState]]:
-    """Episodes on the step's tasks, nothing asked yet; by task, then sample."""
-    plan, size = work.plan, work.plan.train.tasks_per_step
+def _started(work: Work, samples: int, num_tasks: int) -> tuple[Player, list[EpisodeState]]:
+    """Episodes on the next tasks, nothing asked yet; by task, then sample."""
+    plan, first = work.plan, work.num_tasks
     mixture = Mixture.of([s.weight for s in plan.data["train"]], [task.source for task in work.tasks])
-    picked = mixture.draw(work.position, size, plan.train.seed, plan.train.shuffle)
-    work.sources = [work.tasks[row].source for row in picked]
+    picked = mixture.draw(work.position + first, num_tasks, plan.train.seed, plan.train.shuffle)
+    work.num_tasks += num_tasks
+    work.sources += [work.tasks[row].source for row in picked]
     player = Player(plan, work.toolbox, mode="train")
     states = [
         player.start(
             work.tasks[row].row,
             EpisodeKey(plan.train.seed, "train", work.step, slot, work.tasks[row].id, sample),
         )
-        for slot, row in enumerate(picked)
+        for slot, row in enumerate(picked, first)
         for sample in range(samples)
     ]
     return player, states
@@ -133,6 +146,33 @@ def make_batch(work: Work, options: dict[str, Any]) -> None:
     """Group turns, subtract baselines, weigh: rows for every policy."""
     entrants = work.credited.entrants if work.credited else None
     work.batch = build_batch(work.plan, work.scored, work.num_episodes, work.step, entrants)
+
+
+def redraw(work: Work, options: dict[str, Any]) -> None:
+    """Dynamic sampling (DAPO, arXiv 2503.14476, eq. 11): tasks without a learnable group are left out, and as
+    many further ones are drawn, until the step has `tasks_per_step` of them or `max_rounds` are over.
+
+    What counts is the place in the order of tasks: every task of a round is played to its end before one is
+    chosen, so that quick episodes have no advantage. Rewards are judged as they are, without what long
+    replies pay. Where no task is learnable the batch holds all of them, and says so.
+    """
+    plan, kept, fresh = work.plan, [], work.scored
+    bare = replace(plan, algorithm=plan.algorithm.model_copy(update={"overlong": Overlong(penalty=0.0)}))
+    while True:
+        kept += learnable_slots(bare, fresh)
+        missing = plan.train.tasks_per_step - len(kept)
+        if not missing or work.rounds == options["max_rounds"]:
+            break
+        work.rounds += 1
+        played = _drawn(work, missing)
+        fresh = work.scoring.finish(played, judge_of(plan, work.team.generate))
+        work.trajectories, work.scored = [*work.trajectories, *played], [*work.scored, *fresh]
+    work.kept = kept
+    if kept:
+        chosen = [one for one in work.scored if one.trajectory.key.slot in set(kept)]
+        work.batch = build_batch(plan, chosen, len(kept) * plan.sampler.samples, work.step)
+    else:
+        work.batch = build_batch(bare, work.scored, work.num_episodes, work.step)
 
 
 def ask_critics(work: Work, options: dict[str, Any]) -> None:
@@ -177,6 +217,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("advantage", "gae"): ask_critics,
     ("advantage", "turn_gae"): ask_critics,
     ("select", "all"): nothing,
+    ("select", "dynamic"): redraw,
     ("update", "clip"): update_policies,
     ("update", "sequence_clip"): update_policies,
     ("update", "cispo"): update_policies,
@@ -222,6 +263,13 @@ def _nodes(work: Work) -> dict[str, dict[str, int]]:
     return {"nodes": {**work.drawn.counts, "lost_continuations": work.credited.num_lost}}
 
 
+def _choice(work: Work) -> dict[str, dict[str, int]]:
+    """With dynamic sampling: rounds of drawing, tasks drawn, tasks trained on."""
+    if work.kept is None:
+        return {}
+    return {"dynamic": {"rounds": work.rounds, "tasks": work.num_tasks, "kept": len(work.kept)}}
+
+
 def step_record(work: Work) -> dict[str, Any]:
     """One line of metrics.jsonl. All that depends on the clock stands under `time`."""
     assert work.batch is not None
@@ -239,6 +287,7 @@ def step_record(work: Work) -> dict[str, Any]:
         "roles": roles(work.plan, work.scored),
         **by_source(work.plan, "train", work.sources, work.scored),
         "batch": dict(work.batch.stats),
+        **_choice(work),
         **_nodes(work),
         "policies": work.policies,
         **({"critics": work.critics} if work.critics else {}),
