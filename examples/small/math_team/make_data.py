@@ -6,6 +6,7 @@ Standard library only, seeded; the same bytes on every run. A problem is three n
 words; which problems are held out hangs on these alone, so that no other wording of one is in training.
 """
 
+import gzip
 import json
 import random
 import sys
@@ -20,7 +21,7 @@ THINGS = ("apples", "books", "cups", "eggs", "hats", "keys", "nuts", "pens")
 MOST = 9
 """Numbers of a problem are 1 to 9; what comes out in between is 0 to 27."""
 
-TRAIN_ROWS, EVAL_ROWS, DEMOS = 1200, 300, 1200
+TRAIN_ROWS, EVAL_ROWS, DEMOS = 1200, 300, 4000
 BAD_STEPS_FRAC, STOPS_FRAC = 0.6, 0.6
 """How often a demonstrated solution is wrong, and how often that is because it stops after its first step;
 else it turns the second operation round."""
@@ -93,8 +94,9 @@ def alone(problem: tuple[int, str, int, str, int], given: dict, rng: random.Rand
 
 
 def write(path: Path, rows: list[dict]) -> int:
-    """JSON Lines, one object a row; returns the number of rows."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="ascii", newline="\n")
+    """JSON Lines, one object a row, packed if the name ends in `.gz`; returns the number of rows."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode("ascii")
+    path.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
     return len(rows)
 
 
@@ -111,8 +113,8 @@ def main(out: Path = HERE) -> dict[str, int]:
     return {
         "train": write(out / "train.jsonl", [given for _, given in rows]),
         "eval": write(out / "eval.jsonl", [task(problem, rng) for problem in held_out]),
-        "demos": write(out / "demos.jsonl", [team(p, given, rng) for p, given in shown]),
-        "demos_single": write(out / "demos_single.jsonl", [alone(p, given, rng) for p, given in shown]),
+        "demos": write(out / "demos.jsonl.gz", [team(p, given, rng) for p, given in shown]),
+        "demos_single": write(out / "demos_single.jsonl.gz", [alone(p, given, rng) for p, given in shown]),
         "vocab": write(out / "vocab.jsonl", [{"text": text} for text in words]),
     }
 
