@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from masflow.algorithms.critics import critic_of
 from masflow.compiler.bases import resolve_base
 from masflow.compiler.graph import Graph
-from masflow.compiler.plan import CriticIR, ModelIR
+from masflow.compiler.plan import CriticIR, ModelIR, Plan
+from masflow.compiler.sizes import estimate
 from masflow.compiler.usage import below
 from masflow.errors import Problem, SpecError
 from masflow.project import Loaded
 from masflow.spec.experiment import Algorithm, Critic, Experiment
 
-__all__ = ["link_critics"]
+__all__ = ["critic_facts", "link_critics"]
 
 
 def link_critics(
@@ -39,6 +42,20 @@ def link_critics(
         except SpecError as error:
             problems.extend(error.problems)
     return tuple(_critics(critic, hosts, base))
+
+
+def critic_facts(plan: Plan, critic: CriticIR) -> dict[str, Any]:
+    """What `explain` tells of one; `size` is that of its base, whose language head it leaves out."""
+    like = replace(plan.model(critic.model), base=critic.base, train="full", dtype="auto", quantize=None)
+    return {
+        "name": critic.name,
+        "model": critic.model,
+        "roles": list(critic.roles),
+        "central": critic.central,
+        "base_hash": critic.base_hash,
+        "lr": critic.optimizer.lr,
+        "size": estimate(like),
+    }
 
 
 def _critics(critic: Critic, hosts: Sequence[ModelIR], base: tuple | None) -> Iterator[CriticIR]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 from masflow.algorithms import preset_of
 from masflow.compiler.chat import notes_of
+from masflow.compiler.critics import critic_facts
 from masflow.compiler.graph import START, Arrow, Graph, Node, ProgramIR, RewardIR
-from masflow.compiler.plan import ModelIR, Plan
+from masflow.compiler.plan import CriticIR, ModelIR, Plan
 from masflow.compiler.regions import Regions
 from masflow.compiler.sizes import Size, estimate
 from masflow.compiler.team import graphs_below
@@ -42,6 +44,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "sampler": {"kind": plan.sampler.kind, "samples": plan.sampler.samples, **plan.sampler.options},
         "groups": [{"key": list(g.key), "expected_size": g.expected_size} for g in plan.groups],
         "rewards": [_reward_data(reward) for reward in plan.graph.rewards],
+        **({"critics": [_critic_data(plan, critic) for critic in plan.critics]} if plan.critics else {}),
         "stages": [{"name": stage.name, "op": stage.op} for stage in plan.stages],
         "passes": list(plan.passes),
         "prefix_sharing": [asdict(entry) for entry in plan.sharing],
@@ -84,6 +87,12 @@ def _model_data(model: ModelIR) -> dict[str, Any]:
         "num_trained": size.num_trained if size else None,
         "memory_bytes": size.memory_bytes if size else None,
     }
+
+
+def _critic_data(plan: Plan, critic: CriticIR) -> dict[str, Any]:
+    found = critic_facts(plan, critic)
+    size = found.pop("size")
+    return found | {"num_parameters": size.num_parameters if size else None}
 
 
 def _reward_data(reward: RewardIR) -> dict[str, Any]:
@@ -209,6 +218,11 @@ def _model_lines(plan: Plan) -> Iterator[str]:
             shape = f", rank {policy.lora.rank}" if policy.lora else ""
             start = f", from {policy.init}" if policy.init else ""
             yield f"  {policy.name} ({learns}{shape}{start}): {', '.join(policy.roles)}"
+    for critic in map(partial(critic_facts, plan), plan.critics):
+        sees = "what the team was asked" if critic["central"] else "what each of them was asked"
+        size = _size_words(critic["size"])
+        yield f"critic {critic['name']}, beside {critic['model']}: {size}, lr {critic['lr']:g}; sees {sees}"
+        yield f"  values of {', '.join(critic['roles'])}"
 
 
 def _base_name(model: ModelIR) -> str:
@@ -288,6 +302,9 @@ def _node_words(plan: Plan) -> str:
 
 
 def _group_lines(plan: Plan) -> Iterator[str]:
+    if plan.critics:
+        yield "none: each turn is compared with what its role's critic expected"
+        return
     for group in plan.groups:
         yield f"({', '.join(group.key)}): {group.expected_size} turns at most"
     if any(group.key[2].endswith("]") and "[visit,key" in group.key[2] for group in plan.groups):
