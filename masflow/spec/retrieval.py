@@ -97,26 +97,29 @@ class HttpSettings(Spec):
     """Where a passage holds its score; without one it is null."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Further fields of a passage: name → where it holds them."""
-    timeout_s: float = Field(10.0, gt=0)
-    """Of one try, from connecting to the last byte."""
+    try_s: float = Field(10.0, gt=0)
+    """Of one try: of connecting, of any silence, and of the whole answer. `timeout_s` is the tool's own, of a
+    call with all its tries."""
     retries: int = Field(3, ge=0)
     """After a broken connection, a time-out, 429, a server error or an answer that can't be read; at another
     server first, then with growing pauses."""
     rest_s: float = Field(10.0, ge=0)
-    """How long a server that failed isn't asked while others are there; doubles with each further failure."""
+    """How long a server that failed isn't asked while others are there; doubles with each further failure.
+    The pause that a server asks for (`Retry-After`) is kept even where there is no other."""
     max_concurrent: int = Field(8, ge=1)
-    """Requests in flight, over all servers."""
+    """Requests in flight of one process, over all servers."""
     per_minute: int | None = Field(None, ge=1)
-    """Requests a minute, over all servers; a retry counts."""
+    """Requests a minute of one process, over all servers; a retry counts."""
     max_bytes: int = Field(8_000_000, ge=1)
-    """Of one answer."""
+    """Of one answer, packed or unpacked."""
 
     hints: ClassVar[dict[str, str]] = {
         "url": "urls",
         "endpoints": "urls",
         "key": "key_env: NAME_OF_A_VARIABLE",
         "api_key": "key_env: NAME_OF_A_VARIABLE",
-        "timeout": "timeout_s",
+        "timeout": "try_s",
+        "try_timeout_s": "try_s",
         "max_retries": "retries",
         "ids": "id",
         "scores": "score",

@@ -91,7 +91,7 @@ BUILTINS: dict[str, Builtin] = {
         "Search for passages that fit the query.",
         placing=(
             "urls",
-            "timeout_s",
+            "try_s",
             "retries",
             "rest_s",
             "max_concurrent",

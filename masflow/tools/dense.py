@@ -50,7 +50,8 @@ class Dense:
         self.embedder = _embedder(
             settings.model, settings.pooling, settings.normalize, settings.max_tokens, settings.device
         )
-        self.passages, self.vectors_PD = _embedded(str(path), stamp(path), settings)
+        asked = settings.model_dump_json(exclude={"top_k", "query_prefix"})
+        self.passages, self.vectors_PD = _embedded(str(path), stamp(path), asked)
         self.embedder.load()  # here, where no time limit of a call runs
 
     def __call__(self, query: str) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Embedder:
         self._lock = threading.Lock()
 
     def __call__(self, texts: Sequence[str], batch: int) -> np.ndarray:
-        """(P, D) float32, in the order of the texts, each cut at `max_tokens`; zeros for one without tokens."""
+        """(P, D) float32, in the order of the texts, cut at `max_tokens`; zeros for one without tokens."""
         tokenizer, model = self.load()
         with self._lock:
             ids = tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
@@ -184,8 +185,9 @@ Embedded = tuple[Sequence[dict[str, Any]], np.ndarray]
 
 
 @lru_cache(maxsize=4)
-def _embedded(path: str, stamp: tuple[int, int], settings: DenseSettings) -> Embedded:
-    """The corpus and its (P, D) embeddings."""
+def _embedded(path: str, stamp: tuple[int, int], asked: str) -> Embedded:
+    """The corpus and its (P, D) embeddings, by settings as JSON."""
+    settings = DenseSettings.model_validate_json(asked)
 
     def made() -> Embedded:
         passages = read_corpus(Path(path), settings.text_field, settings.id_field)

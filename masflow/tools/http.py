@@ -10,9 +10,12 @@ import hashlib
 import json
 import math
 import random
+import ssl
 import threading
 import time
+import zlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -61,16 +64,24 @@ class _Failed:
     pause_s: float | None = None
 
 
+@cache
+def _tls() -> ssl.SSLContext:
+    """Reading the certificates takes 50 ms; one for all servers."""
+    return httpx.create_ssl_context()
+
+
 class _Server:
-    """One of the pool: how often it failed in a row, and until when it rests."""
+    """One of the pool: how often it failed in a row, until when it rests while others are there, and until
+    when it asked not to be asked at all."""
 
     def __init__(self, url: str, settings: HttpSettings, headers: dict[str, str]):
         self.url = url
-        self.failures, self.rests_until = 0, 0.0
+        self.failures, self.rests_until, self.not_before = 0, 0.0, 0.0
         self.client = httpx.Client(
             headers=headers,
+            verify=_tls(),
             limits=httpx.Limits(max_connections=settings.max_concurrent),
-            timeout=settings.timeout_s,
+            timeout=settings.try_s,
             trust_env=not is_local(url.replace(QUERY, "query")),  # no proxy to this machine itself
             follow_redirects=False,  # a key goes where it was meant to go
         )
@@ -87,7 +98,7 @@ class Pool:
         """
         self.settings = settings
         self._key = key_from(settings.key_env, settings.urls[0]) if settings.key_env else None
-        headers = dict(settings.headers)
+        headers = {"Accept-Encoding": "gzip", **settings.headers}
         if self._key is not None:
             is_bearer = settings.key_header.lower() == "authorization"
             headers[settings.key_header] = f"Bearer {self._key}" if is_bearer else self._key
@@ -113,7 +124,7 @@ class Pool:
             if server is None:
                 break
             if server.url in told:
-                _rest(self._grown(tries, told[server.url]))
+                _rest(self._grown(tries))
             found = self._asked(server, query)
             tries += 1
             if not isinstance(found, _Failed):
@@ -140,9 +151,9 @@ class Pool:
             self._turn = self.servers.index(best) + 1
             return best
 
-    def _grown(self, tries: int, last: _Failed) -> float:
+    def _grown(self, tries: int) -> float:
         grown = min(GROWN_PAUSE_S, self._pause_s * 2 ** max(0, tries - len(self.servers)))
-        return max(grown * random.uniform(0.5, 1.0), min(last.pause_s or 0.0, LONGEST_PAUSE_S))
+        return grown * random.uniform(0.5, 1.0)
 
     def _note(self, server: _Server, failed: _Failed | None) -> None:
         with self._lock:
@@ -151,16 +162,22 @@ class Pool:
             elif not failed.is_ours:
                 rest = self.settings.rest_s * 2 ** min(server.failures, MAX_DOUBLINGS)
                 server.failures += 1
-                server.rests_until = time.monotonic() + max(rest, failed.pause_s or 0.0)
+                now, pause = time.monotonic(), failed.pause_s or 0.0
+                server.not_before = max(server.not_before, now + pause)
+                server.rests_until = now + max(rest, pause)
 
     # -- one try ----------------------------------------------------------------------------------
 
     def _asked(self, server: _Server, query: str) -> dict[str, Any] | _Failed:
         while True:
             with self._lock:
-                wait = self._pace.wait_s()
+                wait = server.not_before - time.monotonic()
+                if wait <= 0:
+                    wait = self._pace.wait_s()
             if wait <= 0:
                 break
+            if wait > LONGEST_PAUSE_S:
+                return _Failed(f"asks not to be asked for {wait:.0f} s", is_passing=False)
             _rest(wait)
         with self._slots:
             found = self._try(server, query)
@@ -168,13 +185,13 @@ class Pool:
         return found
 
     def _try(self, server: _Server, query: str) -> dict[str, Any] | _Failed:
-        end = time.monotonic() + self.settings.timeout_s
+        end = time.monotonic() + self.settings.try_s
         try:
             with server.client.stream(**self._request(server, query)) as answer:
                 data = self._read(answer, end)
                 if isinstance(data, _Failed):
                     return data
-                text = data.decode(answer.encoding or "utf-8", "replace")
+                text = self._hidden(data.decode(answer.encoding or "utf-8", "replace"))
                 if answer.status_code != 200:
                     return self._refused(answer, text)
         except httpx.TimeoutException:
@@ -182,7 +199,9 @@ class Pool:
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
             return _Failed(self._shown(f"{type(error).__name__}: {str(error) or 'the connection broke'}"))
         try:
-            return self._passages(json.loads(text, parse_constant=_no_number))
+            found = self._passages(json.loads(text, parse_constant=_no_number))
+            json.dumps(found, ensure_ascii=False).encode()  # a trace can't hold half a character
+            return found
         except (ValueError, RecursionError) as error:
             return _Failed(self._shown(f"not an answer ({one_line(str(error), 200)}): {one_line(text, 200)}"))
 
@@ -201,18 +220,28 @@ class Pool:
         return request
 
     def _read(self, answer: httpx.Response, end: float) -> bytes | _Failed:
-        parts, size = [], 0
-        for part in answer.iter_bytes(65536):
+        """The unpacked body; what comes in is looked at as it comes, never more than `max_bytes` are kept."""
+        parts, size, most = [], 0, self.settings.max_bytes
+        too_long = _Failed(f"the answer is longer than {most} bytes")
+        for part in answer.iter_raw():
             size += len(part)
-            if size > self.settings.max_bytes:
-                return _Failed(f"the answer is longer than {self.settings.max_bytes} bytes")
+            if size > most:
+                return too_long
             if time.monotonic() > end:
                 return self._late()
             parts.append(part)
-        return b"".join(parts)
+        data, packing = b"".join(parts), answer.headers.get("content-encoding", "identity").strip().lower()
+        if packing in ("gzip", "x-gzip", "deflate"):
+            try:
+                data = zlib.decompressobj(32 + zlib.MAX_WBITS).decompress(data, most + 1)
+            except zlib.error as error:
+                return _Failed(f"not {packing}, as it says: {error}")
+        elif packing not in ("", "identity"):
+            return _Failed(f"packed as '{one_line(packing, 40)}'; asked for was gzip or none")
+        return too_long if len(data) > most else data
 
     def _late(self) -> _Failed:
-        return _Failed(f"no answer within {self.settings.timeout_s:g} s", is_late=True)
+        return _Failed(f"no answer within {self.settings.try_s:g} s", is_late=True)
 
     def _refused(self, answer: httpx.Response, text: str) -> _Failed:
         code, words = said(text)
@@ -263,7 +292,13 @@ class Pool:
         return EpisodeError("timeout" if is_late else "tool_error", f"http: no answer after {count}: {words}")
 
     def _shown(self, text: str) -> str:
-        return one_line(text.replace(self._key, "***") if self._key else text)
+        return one_line(self._hidden(text))
+
+    def _hidden(self, text: str) -> str:
+        """Without the key, which a server may say again in its answer or its complaint."""
+        if self._key is None:
+            return text
+        return text.replace(self._key, "***").replace(json.dumps(self._key)[1:-1], "***")
 
 
 def _place(url: str) -> str:
