@@ -22,8 +22,8 @@ EVAL_ROWS, DEMOS, TESTS, ROUNDS = 200, 4000, 4, 2
 BAD_PLAN_FRAC = 0.6
 """How often a demonstrated plan has one of its operations wrong."""
 BAD_CODE_FRAC, STOPS_FRAC = 0.6, 0.5
-"""How often demonstrated code is wrong; and how often that is because it stops after the first operation, else
-because it leaves the brackets out."""
+"""How often demonstrated code is wrong, and how much of that stops after the first operation; the rest leaves
+the brackets out."""
 BAD_REASON_FRAC = 0.4
 """How often a demonstrated reflection names the operation that was right."""
 
