@@ -36,7 +36,7 @@ from masflow.errors import Problem, SpecError, closest, unknown
 from masflow.project import Loaded
 from masflow.spec import workflow as ws
 from masflow.spec.program import Program
-from masflow.spec.tools import BUILTINS, settings_faults
+from masflow.spec.tools import BUILTINS, settings_faults, usual_at_once
 from masflow.trace import DEFAULT_POLICY
 
 __all__ = ["MERGE_RULES", "Lowering", "doc_of"]
@@ -286,7 +286,8 @@ class _GraphLowering:
             paths = self._data_settings(settings, built_in.data_settings, at)
             models = [self._model_setting(settings, key, at) for key in built_in.model_settings]
             names = tuple(built_in.parameters)
-            function = FunctionIR(tool.use, params=names, required=names)
+            more = built_in.optional
+            function = FunctionIR(tool.use, params=(*names, *more), required=names, types=more)
             parameters, summary = tool.parameters or built_in.parameters, summary or built_in.summary
         elif ":" in tool.use:
             ref = doc.function(tool.use, self.problems, *at, "use")
@@ -309,6 +310,7 @@ class _GraphLowering:
             summary=summary,
             parameters=parameters,
             timeout_s=tool.timeout_s,
+            at_once=1 if tool.scope == "episode" else tool.at_once or usual_at_once(tool.use, settings),
             data_hash=",".join([*(file_hash(p) for p in paths), *models]),
             where=doc.where(*at),
         )

@@ -5,13 +5,15 @@ Imports nothing heavy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import Field, ValidationError
 
 from masflow.spec.base import Fault, Faults, Spec, fault_of
 from masflow.spec.retrieval import DenseSettings, HttpSettings
-from masflow.spec.types import STR, Type
+from masflow.spec.types import STR, Type, parse_type
 
 __all__ = [
     "BUILTINS",
@@ -20,8 +22,10 @@ __all__ = [
     "CalculatorSettings",
     "DenseSettings",
     "HttpSettings",
+    "PythonSettings",
     "settings_faults",
     "settings_problems",
+    "usual_at_once",
 ]
 
 
@@ -46,6 +50,27 @@ class CalculatorSettings(Spec):
     """Arithmetic; there is nothing to set."""
 
 
+class PythonSettings(Spec):
+    """Limits of one untrusted program, and of the tests that judge it."""
+
+    wall_s: float = Field(default=25.0, gt=0)
+    """Of the whole call."""
+    test_s: float = Field(default=5.0, gt=0)
+    """Of loading the program, and of each test."""
+    cpu_s: int = Field(default=10, ge=1)
+    """Of each process."""
+    memory_mb: int = Field(default=512, ge=64)
+    """Of each process, and of all together."""
+    processes: int = Field(default=16, ge=2)
+    """At once, threads included."""
+    tmpfs_mb: int = Field(default=16, ge=1)
+    """Of files, which live in memory."""
+    file_mb: int = Field(default=8, ge=1)
+    """Of one file."""
+    output_kb: int = Field(default=64, ge=1)
+    """Of standard output and error each, what is kept; sixteen times as much ends the program."""
+
+
 @dataclass(frozen=True)
 class Builtin:
     """One built-in: what may be set, what may be passed, which module answers."""
@@ -56,12 +81,16 @@ class Builtin:
     settings: type[Spec]
     parameters: dict[str, Type]
     summary: str
+    optional: dict[str, Type] = field(default_factory=dict)
+    """What nodes and programs may pass besides; roles aren't offered it."""
     data_settings: tuple[str, ...] = ()
     """Settings that name files: paths are resolved and their contents hashed."""
     model_settings: tuple[str, ...] = ()
     """Settings that name models: folders are resolved and hashed, ids stay."""
     placing: tuple[str, ...] = ()
     """Settings that say where and how fast it runs, and nothing of what it answers."""
+    only_computes: bool = False
+    """It waits for nothing: calls beside each other gain no time."""
 
 
 BUILTINS: dict[str, Builtin] = {
@@ -71,7 +100,8 @@ BUILTINS: dict[str, Builtin] = {
         Bm25Settings,
         {"query": STR},
         "Search the corpus for passages that share words with the query.",
-        ("corpus",),
+        data_settings=("corpus",),
+        only_computes=True,
     ),
     "dense": Builtin(
         "dense",
@@ -79,9 +109,10 @@ BUILTINS: dict[str, Builtin] = {
         DenseSettings,
         {"query": STR},
         "Search the corpus for passages that mean something near to the query.",
-        ("corpus",),
+        data_settings=("corpus",),
         model_settings=("model",),
         placing=("device",),
+        only_computes=True,
     ),
     "http": Builtin(
         "http",
@@ -106,8 +137,31 @@ BUILTINS: dict[str, Builtin] = {
         CalculatorSettings,
         {"expression": STR},
         "Work out an arithmetic expression.",
+        only_computes=True,
+    ),
+    "python": Builtin(
+        "python",
+        "masflow.tools.sandbox",
+        PythonSettings,
+        {"code": STR},
+        "Run a Python program and give what it prints.",
+        {"tests": parse_type(["str"]), "stdin": STR},
     ),
 }
+
+
+USUAL_AT_ONCE = 8
+PROGRAMS_AT_ONCE = 4
+
+
+def usual_at_once(use: str, settings: Mapping[str, Any]) -> int:
+    """Calls of a tool that may run beside each other where its user says nothing of it."""
+    if use in BUILTINS and BUILTINS[use].only_computes:
+        return 1
+    if use == "python":
+        return PROGRAMS_AT_ONCE
+    wanted = settings.get("max_concurrent") if use == "http" else None
+    return wanted if isinstance(wanted, int) and wanted > 0 else USUAL_AT_ONCE
 
 
 def settings_faults(name: str, settings: dict[str, object]) -> list[Fault]:
