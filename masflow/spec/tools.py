@@ -93,6 +93,7 @@ class Builtin:
     """It waits for nothing: calls beside each other gain no time."""
 
 
+TEXTS = parse_type(["str"])
 BUILTINS: dict[str, Builtin] = {
     "bm25": Builtin(
         "bm25",
@@ -145,7 +146,7 @@ BUILTINS: dict[str, Builtin] = {
         PythonSettings,
         {"code": STR},
         "Run a Python program and give what it prints.",
-        {"tests": parse_type(["str"]), "stdin": STR},
+        {"tests": TEXTS, "imports": TEXTS, "stdin": STR},
     ),
 }
 

@@ -129,22 +129,29 @@ class Python:
     def __init__(self, limits: Limits, mode: str = ""):
         self.limits, self.mode = limits, mode
 
-    def __call__(self, code: str, tests: list[str] | None = None, stdin: str = "") -> dict[str, Any]:
+    def __call__(
+        self,
+        code: str,
+        tests: list[str] | None = None,
+        imports: list[str] | None = None,
+        stdin: str | None = None,
+    ) -> dict[str, Any]:
         """`{"text", "stdout", "stderr", "error", "passed", "pass_rate", "reasons", "exit"}`; what doesn't
-        belong to the kind of call is empty, 0 or null."""
-        for name, value in (("code", code), ("stdin", stdin)):
+        belong to the kind of call is empty or null."""
+        for name, value in (("code", code), ("stdin", stdin or "")):
             if not isinstance(value, str):
                 raise TypeError(f"{name} must be text, got {value!r}")
+        for name, texts in (("tests", tests or []), ("imports", imports or [])):
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise TypeError(f"{name} must be a list of texts, got {texts!r}")
         if tests is None:
-            ran = run_program(code, stdin, limits=self.limits, mode=self.mode)
+            ran = run_program(code, stdin or "", limits=self.limits, mode=self.mode)
             text = ran.stdout if not ran.error else f"{ran.stdout}\nerror: {ran.error}\n{ran.stderr}".strip()
             return {
                 "text": text, "stdout": ran.stdout, "stderr": ran.stderr, "error": ran.error, "passed": [],
                 "pass_rate": None, "reasons": [], "exit": ran.exit,
             }  # fmt: skip
-        if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-            raise TypeError(f"tests must be a list of texts, got {tests!r}")
-        found = run_tests(code, tests, limits=self.limits, mode=self.mode)
+        found = run_tests(code, tests, imports=imports or (), limits=self.limits, mode=self.mode)
         lines = [f"{test}: {why or 'passed'}" for test, why in zip(tests, found.reasons, strict=True)]
         return {
             "text": "\n".join([f"error: {found.error}"] * bool(found.error) + lines),
