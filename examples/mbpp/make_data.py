@@ -2,9 +2,9 @@
 
     python examples/mbpp/make_data.py            # reads ${MASFLOW_DATA}/mbpp, writes data/mbpp/
 
-The published split (arXiv 2108.07732, section 2.1): tasks 11 to 510 are for evaluation, the others are for prompts,
-validation and training, which are all trained on here. Rows stay as they are. They are CC BY 4.0 and stay out
-of the repository.
+The published split (arXiv 2108.07732, section 2.1): tasks 11 to 510 are for evaluation; the others, for
+prompts, validation and training, are all trained on here. Rows stay as they are. They are CC BY 4.0 and stay
+out of the repository.
 """
 
 import gzip

@@ -18,14 +18,14 @@ WORDS = {"+": ("add", "gain", "join"), "-": ("cut", "drop", "lose"), "*": ("time
 Program = tuple[tuple[str, int], tuple[str, int]]
 """Two operations on x, in order, each with its number."""
 
-EVAL_ROWS, DEMOS, TESTS, ROUNDS = 200, 4000, 4, 2
+EVAL_ROWS, DEMOS, TESTS, ROUNDS = 200, 3000, 4, 2
 BAD_PLAN_FRAC = 0.6
-"""How often a demonstrated plan has one of its operations wrong."""
-BAD_CODE_FRAC, STOPS_FRAC = 0.6, 0.5
-"""How often demonstrated code is wrong, and how much of that stops after the first operation; the rest leaves
-the brackets out."""
+"""How often a demonstrated plan has its second operation wrong, always in the same way: what is wrong in many
+ways would be drawn seldom at a low temperature."""
+BAD_CODE_FRAC = 0.6
+"""How often demonstrated code leaves the brackets out where that matters, else the second operation."""
 BAD_REASON_FRAC = 0.4
-"""How often a demonstrated reflection names the operation that was right."""
+"""How often a demonstrated reflection names the first operation."""
 
 
 def programs() -> list[Program]:
@@ -51,13 +51,10 @@ def task(program: Program, rng: random.Random) -> dict:
 
 
 def planned(program: Program, rng: random.Random) -> Program:
-    """The program, or one with another operation in one place."""
-    if rng.random() >= BAD_PLAN_FRAC:
-        return program
-    place = rng.randrange(2)
-    op, number = program[place]
-    wrong = (rng.choice([other for other in WORDS if other != op]), number)
-    return (wrong, program[1]) if place == 0 else (program[0], wrong)
+    """The program, or one whose second operation is another."""
+    (second, number) = program[1]
+    wrong = {"+": "-", "-": "*", "*": "+"}[second]
+    return program if rng.random() >= BAD_PLAN_FRAC else (program[0], (wrong, number))
 
 
 def plan_text(program: Program) -> str:
@@ -70,14 +67,12 @@ def coded(program: Program, rng: random.Random) -> str:
     if rng.random() >= BAD_CODE_FRAC:
         return right_code(program)
     start = f"x {first} {a}"
-    return start if rng.random() < STOPS_FRAC else f"{start} {second} {b}"
+    return f"{start} {second} {b}" if second == "*" and first != "*" else start
 
 
-def reason(program: Program, plan: Program, rng: random.Random) -> str:
-    """Which operation is to be mended, and what it should be."""
-    place = 0 if plan[0] != program[0] else 1
-    if rng.random() < BAD_REASON_FRAC:
-        place = 1 - place
+def reason(program: Program, rng: random.Random) -> str:
+    """What the second operation should be, or the first again, which was right."""
+    place = 0 if rng.random() < BAD_REASON_FRAC else 1
     op, number = program[place]
     return f"{('first', 'second')[place]} {op} {number}"
 
@@ -94,7 +89,7 @@ def team(program: Program, given: dict, rng: random.Random) -> dict:
         turns += [{"node": "plan", "reply": plan_text(plan)}, {"node": "code", "reply": code}]
         if solved(code, given) or number == ROUNDS:
             return {"task": given, "turns": turns}
-        turns.append({"node": "reflect", "reply": reason(program, plan, rng)})
+        turns.append({"node": "reflect", "reply": reason(program, rng)})
     raise AssertionError("the last round returns")
 
 
