@@ -187,6 +187,7 @@ class Peer:
     def __init__(self, line, ops, may_hold):
         self.line, self.ops, self.may_hold = line, ops, may_hold
         self.held = {}
+        self.num_calls = 0
 
     def hold(self, value):
         if isinstance(value, Remote):
@@ -225,6 +226,7 @@ class Peer:
 
     def ask(self, op, *args, **named):
         """What the other side answers; it may ask in turn before it does."""
+        self.num_calls += op == "call"
         self.send(["ask", op, list(args), named])
         while True:
             message = self.receive()

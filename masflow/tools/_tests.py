@@ -76,18 +76,19 @@ def _loaded(line, limit_s):
 
 
 def _told(descriptor, limit_s):
-    """What the test's process wrote before its end; "" is a pass, else why not."""
+    """What the test's process wrote before its end: `+`, `0` when it passed without a call of the program's
+    functions, else `-` and why it didn't pass."""
     end = time.monotonic() + limit_s
     data = b""
     while True:
         if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
-            return "timeout"
+            return "-timeout"
         part = os.read(descriptor, 1 << 12)
         if not part:
             break
         data += part
     said = data.decode("utf-8", "replace")
-    return said[1:] if said[:1] in ("+", "-") else "ended"
+    return said if said[:1] in ("+", "0", "-") else "-ended"
 
 
 def _judge(line, test, imports, names, told):
@@ -101,7 +102,7 @@ def _judge(line, test, imports, names, told):
         for name in _taken(_names(tree), names, scope):
             scope[name] = peer.ask("get", name)
         exec(compile(tree, "test", "exec"), scope)  # type: ignore[arg-type]
-    reason = "+"
+    reason = "+" if peer.num_calls else "0"
     if caught.error is not None:
         reason = f"-{type(caught.error).__name__}: {words(caught.error)}"
     os.write(told, reason.encode("utf-8", "replace"))

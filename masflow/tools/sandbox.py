@@ -60,6 +60,8 @@ class Verdicts:
     the tests), `timeout`, `memory`, `crashed`, `output` or `forged`."""
     reasons: tuple[str, ...] = ()
     """Of each test: empty where it passed, else why not."""
+    called: tuple[bool, ...] = ()
+    """Of each test: whether it passed and called something of the program; `assert True` does not."""
 
 
 @dataclass(frozen=True)
@@ -263,25 +265,27 @@ class _Tested:
                 os.close(descriptor)
 
     def judged(self, tests: Sequence[str], imports: Sequence[str]) -> Verdicts:
-        reasons: list[str] = []
-        error = ""
         self._send(str(self.limits.test_s))
         self._send("\n".join(imports))
         loaded, error = self._answer()
         kind, _, words = loaded.partition("\0")
         if not error and kind != "ready":
-            error, reasons = self._ended(kind, words), [words] * len(tests)
-        while not error and len(reasons) < len(tests):
-            self._send(tests[len(reasons)])
-            reason, error = self._answer()
+            error = self._ended(kind, words)
+        said: list[str] = []
+        while not error and len(said) < len(tests):
+            self._send(tests[len(said)])
+            verdict, error = self._answer()
             if not error:
-                reasons.append(reason)
-        reasons += [error] * (len(tests) - len(reasons))
-        passed = tuple(reason == "" for reason in reasons)
+                said.append(verdict)
+        said += [f"-{words or error}"] * (len(tests) - len(said))
         for box in (self.program, self.tests):
             box.close()
+        passed = tuple(verdict[:1] in ("+", "0") for verdict in said)
+        reasons = tuple(verdict[1:] for verdict in said)
+        called = tuple(verdict[:1] == "+" for verdict in said)
         out, err = self.program.texts()
-        return Verdicts(passed, sum(passed) / len(passed), out, err, error or _worst(reasons), tuple(reasons))
+        rate = sum(passed) / len(passed)
+        return Verdicts(passed, rate, out, err, error or _worst(reasons), reasons, called)
 
     def _ended(self, kind: str, words: str) -> str:
         """The kind of end, where the program wasn't loaded."""
