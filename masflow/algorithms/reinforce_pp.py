@@ -1,16 +1,7 @@
-"""REINFORCE++: no critic, no groups; advantages are normalised over the whole batch, KL is part of the reward."""
+"""REINFORCE++: no critic, no groups; advantages are normalised over the batch, KL is part of the reward."""
 
-from collections.abc import Iterator
-
-from masflow.algorithms import Facts, Preset, Refusal
+from masflow.algorithms import Preset
 from masflow.spec.experiment import Kl
-
-
-def refuse(facts: Facts) -> Iterator[Refusal]:
-    if "singleton" in facts.given and facts.algorithm.singleton == "role_baseline":
-        message = "reinforce_pp compares a turn with all of its role's, so no group is of one"
-        yield Refusal("singleton", message, "remove it", "option-without-effect")
-
 
 PRESET = Preset(
     name="reinforce_pp",
@@ -23,6 +14,5 @@ PRESET = Preset(
         "kl": Kl(weight=0.01, estimator="k1", place="reward"),
     },
     fixed=("advantage",),
-    refuse=refuse,
     differs="normalised for each role and policy by itself; 8 samples a task where the paper draws 1 or more",
 )
