@@ -264,3 +264,5 @@ class Scored:
     """Reward name → its value for the trajectory (mean over the turns paid at turn level)."""
     failures: tuple[str, ...] = ()
     """Reward functions that raised or ran out of time, with the reason."""
+    undiscounted: dict[str, float | None] = field(default_factory=dict)
+    """Turn id → its return without discounts, with `return_to_go` and a discount other than 1."""

@@ -39,6 +39,8 @@ class Facts:
     """Trained policy → the qualified members that it plays."""
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Trained model → its policies."""
+    individual: tuple[str, ...] = ()
+    """Rewards that count and don't pay all turns alike; `well_formed` aside."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Preset:
     """What it does differently, in half a sentence."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Published defaults of `masflow.spec.experiment.Algorithm`; the user's words win."""
+    passes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Passes that belong to it, with their settings; where the experiment names one, its own word wins."""
     fixed: tuple[str, ...] = ()
     """Fields that the user may not change: it would be another algorithm."""
     refuse: Callable[[Facts], Iterator[Refusal]] = _nothing

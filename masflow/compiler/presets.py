@@ -37,12 +37,22 @@ def resolve_algorithm(
         tuple(name for entry in loaded.spec.passes for name in entry),
         {p.name: p.roles for m in models or () for p in m.policies if p.train},
         {m.name: tuple(p.name for p in m.policies) for m in models or () if m.train != "frozen"},
+        tuple(_individual(graph)) if graph else (),
     )
     problems.extend(_fixed(loaded, preset, given))
     for found in (*wrong_pairs(facts), *preset.refuse(facts)):
         where = loaded.source.where("algorithm", *found.field.split("."))
         problems.append(Problem.at(where, found.code, found.message, found.fix))
     return algorithm
+
+
+def _individual(graph: Graph) -> Iterator[str]:
+    """Rewards that count and pay some turns only."""
+    for reward in graph.rewards:
+        is_built_in = reward.function is None and reward.judge is None and not reward.measure_after
+        is_apart = reward.level != "trajectory" or reward.allocator or reward.measure_after or reward.to
+        if reward.weight and is_apart and not is_built_in:
+            yield reward.name
 
 
 def _fixed(loaded: Loaded[Experiment], preset: Preset, given: Algorithm) -> Iterator[Problem]:

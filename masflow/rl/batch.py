@@ -14,7 +14,7 @@ from masflow.algorithms import filled
 from masflow.compiler.plan import Plan
 from masflow.rl.groups import Entrant, Group, entrants_of, make_groups, training_policy
 from masflow.rl.shaping import budgets
-from masflow.trace import Scored, Turn
+from masflow.trace import Path, Scored, Turn
 
 __all__ = ["Batch", "TrainRow", "build_batch", "minibatches"]
 
@@ -61,7 +61,8 @@ def build_batch(
 
     L = (1/E) Σ_episodes Σ_turns (turn loss), E = `num_episodes`, whatever was dropped, and whatever the
     length of an episode. `weight: token_mean` (DAPO, arXiv 2503.14476, eq. 8) divides by the mini-batch's
-    tokens instead, `episode_mean` by each episode's own; both depend on lengths and are biased.
+    tokens instead, `episode_mean` by each episode's own, `call_mean` (M-GRPO, arXiv 2511.13288) by those of
+    each call times the role's calls; all three depend on lengths and are biased.
 
     Args:
         num_episodes: episodes scheduled for the step.
@@ -136,9 +137,11 @@ class _Weights:
         self.lengths = budgets(plan)
         self.of_batch: dict[tuple[str, int], float] = defaultdict(float)
         self.of_episode: dict[tuple[str, str], float] = defaultdict(float)
+        self.of_call: dict[tuple[str, str], dict[Path, float]] = defaultdict(lambda: defaultdict(float))
         for e in entrants:  # one that stands for several counts for as many
             self.of_batch[e.turn.policy, minibatch_of[e.slot]] += e.turn.reply_tokens * e.weight
             self.of_episode[e.turn.policy, e.episode] += e.turn.reply_tokens * e.weight
+            self.of_call[e.turn.member, e.episode][e.call] += e.turn.reply_tokens * e.weight
 
     def __call__(self, entrant: Entrant) -> float:
         turn, minibatch = entrant.turn, self.minibatch_of[entrant.slot]
@@ -147,6 +150,9 @@ class _Weights:
         episodes = self.episodes[minibatch]
         if self.algorithm.weight == "episode_mean":
             return 1 / (self.of_episode[turn.policy, entrant.episode] * episodes)
+        if self.algorithm.weight == "call_mean":
+            calls = self.of_call[turn.member, entrant.episode]
+            return 1 / (calls[entrant.call] * len(calls) * episodes)
         return 1 / (self._length(turn) * episodes)
 
     def _length(self, turn: Turn) -> int:

@@ -293,18 +293,21 @@ class _Episode:
         plan, ledger, turns = self.plan, self.ledger, self.trajectory.turns
         ids = [t.id for t in turns]
         components = {i: {**ledger.at_turn.get(i, {}), **ledger.at_end.get(i, {})} for i in ids}
+        undiscounted: dict[str, Value] = {}
         if plan.graph.credit == "return_to_go":
             at_turn = {
                 i: {name: value for name, value in paid.items() if (i, name) not in ledger.again}
                 for i, paid in ledger.at_turn.items()
             }
-            totals = return_to_go(
-                turns, at_turn, ledger.at_end, ledger.weights, plan.graph.discount, ledger.alone
-            )
+            flow = (turns, at_turn, ledger.at_end, ledger.weights)
+            totals = return_to_go(*flow, plan.graph.discount, ledger.alone)
+            if plan.graph.discount != 1:
+                undiscounted = return_to_go(*flow, 1.0, ledger.alone)
         else:
             totals = {i: own(components[i], ledger.weights) for i in ids}
         metrics = {name: mean(v) for name, v in ledger.measured.items()}
-        return Scored(self.trajectory, components, totals, metrics, tuple(ledger.failures))
+        failures = tuple(ledger.failures)
+        return Scored(self.trajectory, components, totals, metrics, failures, undiscounted)
 
 
 def _scopes(plan: Plan, graph: Graph, trajectory: Trajectory, prefix: Path) -> Iterator[Scope]:

@@ -89,6 +89,11 @@ ALGORITHMS = (
     "turn_ppo",
     "ippo",
     "mappo",
+    "magrpo",
+    "dr_mas",
+    "m_grpo",
+    "matpo",
+    "gigpo",
 )
 """Presets of `masflow/algorithms`; installed packages offer more."""
 
@@ -186,8 +191,15 @@ class Algorithm(Spec):
     """Episodes a task; default: 8, unless a pass draws them."""
     temperature: float = Field(default=1.0, ge=1e-3, le=1e3)
     """Sampling temperature in training, where a role says nothing; the loss divides logits by it too."""
-    group: Literal["task_role_path"] | None = None
-    """Which turns share a baseline."""
+    group: Literal["task_role_path", "task_role", "task_call", "task", "state"] | None = None
+    """Which turns share a baseline. `task_role_path`: those at one place of one task, in each of its
+    episodes. `task_role`: all turns of a role in a task's episodes. `task_call`: as that, but all turns in
+    one call of a sub-workflow (else in one episode) count once, with their mean, and share their advantage.
+    `task`: as that, one number an episode for all roles together. `state`: a role's episodes are compared,
+    and beside that its turns that were asked the same."""
+    step_weight: float = Field(default=1.0, ge=0)
+    """With `group: state`: how much the comparison of turns that were asked the same counts beside that of
+    episodes."""
     advantage: (
         Literal["group_norm", "group_mean", "leave_one_out", "batch_norm", "gae", "turn_gae"] | None
     ) = None
@@ -214,8 +226,10 @@ class Algorithm(Spec):
     turn_loss: Literal["mean", "sum"] | None = None
     sum_length: int | None = Field(default=None, ge=1)
     """With `turn_loss: sum`: the constant length; default: the role's `max_tokens`."""
-    weight: Literal["episode", "token_mean", "episode_mean"] | None = None
-    """What a turn's loss is divided by: the episodes, the batch's tokens, the episode's tokens."""
+    weight: Literal["episode", "token_mean", "episode_mean", "call_mean"] | None = None
+    """What a turn's loss is divided by: the episodes, the batch's tokens, the episode's tokens, or the tokens
+    of its call times the calls of its role in the episode (a call of a sub-workflow; outside of any the
+    episode is one)."""
     negative_weight: float = Field(default=1.0, ge=0)
     """Factor on negative advantages; 0 trains on positive ones alone (biased)."""
     entropy: float = 0.0

@@ -101,7 +101,8 @@ class Story:
         self.names = {**self.names, node: value}
         turn = Turn(
             id=self.key.turn_id(path), path=path, node=node, role=role, member=more.pop("member", role),
-            policy=more.pop("policy", "policy"), superstep=self.superstep, messages=(), text=str(value),
+            policy=more.pop("policy", "policy"), superstep=self.superstep,
+            messages=more.pop("messages", ()), text=str(value),
             value=value, ok=ok, outcome=more.pop("outcome", "ok" if ok else "malformed"),
             reply_tokens=tokens, **more,
         )  # fmt: skip
