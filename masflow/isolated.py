@@ -25,7 +25,7 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any, NamedTuple
 
-from masflow.errors import boundary
+from masflow.errors import RunError, boundary
 from masflow.probe import load_module
 
 __all__ = [
@@ -155,6 +155,7 @@ class _Ended:
     """As a context: keeps what ends the process instead of a function (sys.exit) as its reason."""
 
     reason = ""
+    stopped: RunError | None = None
 
     def __enter__(self) -> _Ended:
         return self
@@ -162,6 +163,8 @@ class _Ended:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is not None:
             self.reason = f"ended with {type(error).__name__}: {error}"
+        if isinstance(error, RunError):
+            self.stopped = error
         return error is not None
 
 
@@ -233,7 +236,9 @@ class _Process:
             os._exit(0)
         seconds = time.monotonic() - began
         reason = caught.error or (f"{sent.ref}: {ended.reason}" if ended.reason else "")
-        if reason:
+        if ended.stopped:
+            self._note(index, b"R", ended.stopped.args, seconds)
+        elif reason:
             self._note(index, b"E", reason, seconds)
         elif found.problems or not isinstance(found.value, float | None):
             self._note(index, b"V", tuple(found), seconds)

@@ -51,8 +51,8 @@ class Call:
     sent: Sent
     answer: Weighed | None = None
     seconds: float = 0.0
-    fatal: str = ""
-    """The function can't be loaded."""
+    fatal: RunError | None = None
+    """Why the run can't go on: the function can't be loaded, or says so itself."""
 
 
 def packed(args: dict[str, Any]) -> bytes:
@@ -103,7 +103,7 @@ class Pool:
         """Until all of them are answered.
 
         Raises:
-            RunError: a function can't be loaded.
+            RunError: a function can't be loaded, or raised one: what it needs isn't there.
         """
         for call in calls:
             if call.answer is None:
@@ -113,8 +113,7 @@ class Pool:
                         self._lock.wait(LOOK_S)
                         self._look()
             if call.fatal:
-                message = f"can't load {call.fatal}"
-                raise RunError(message, "run 'masflow check' on the workflow that names it")
+                raise call.fatal
 
     def drop(self, calls: Iterable[Call]) -> None:
         """Nobody waits for these: those that haven't begun never will."""
@@ -222,7 +221,11 @@ def _fail(call: Call, reason: str, is_loading: bool) -> None:
     text = f"{call.sent.ref}: {reason}"
     call.answer = Weighed([None] * call.sent.many if call.sent.many is not None else None, (text,))
     if is_loading:
-        call.fatal = f"{call.sent.ref}: importing its file {reason}"
+        call.fatal = _unloaded(f"{call.sent.ref}: importing its file {reason}")
+
+
+def _unloaded(words: str) -> RunError:
+    return RunError(f"can't load {words}", "run 'masflow check' on the workflow that names it")
 
 
 class _Process:
@@ -358,10 +361,12 @@ class _Process:
         if kind == b"V":
             call.answer = Weighed(*found)
             return
+        if kind == b"R":
+            call.fatal = RunError(*found)
+        elif kind == b"L":
+            call.fatal = _unloaded(found)
         many = call.sent.many
-        call.answer = Weighed([None] * many if many is not None else None, (found,))
-        if kind == b"L":
-            call.fatal = found
+        call.answer = Weighed([None] * many if many is not None else None, (str(found),))
 
     def kill(self) -> None:
         """End it and whatever it started, also what left its group."""

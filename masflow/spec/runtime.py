@@ -133,6 +133,9 @@ class Runtime(Spec):
     a worker)."""
     engine: Engine = Engine()
     pipeline: Literal["auto", "sync"] = "auto"
+    sandbox: Literal["bubblewrap", "limits_only"] = "bubblewrap"
+    """Where programs that models write run. `limits_only` is NOT SAFE: they then have the files, the network
+    and the processes of whoever trains, under limits of time and memory alone."""
     defaults: Place = Place()
     """With ray: what each model gets that `models` doesn't name."""
     models: dict[str, Place] = Field(default_factory=dict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import os
 from typing import TYPE_CHECKING, Any
 
 from masflow.errors import EpisodeError, boundary
@@ -35,6 +36,7 @@ class ToolBox:
 
     def __init__(self, plan: Plan):
         self.root = plan.root_dir
+        os.environ["MASFLOW_SANDBOX"] = plan.runtime.sandbox  # rewards run in processes started later
         self.made: dict[str, Callable[..., Any]] = {}
 
     def call(self, graph_name: str, tool: ToolIR, args: dict[str, Any], episode_state: dict[str, Any]) -> Any:
