@@ -101,23 +101,6 @@ def _whole_batch(facts: Facts) -> Iterator[Refusal]:
             yield Refusal(key, message, "remove it", USELESS)
 
 
-def _wide_groups(facts: Facts) -> Iterator[Refusal]:
-    """Groups other than those of one place of one task."""
-    own, given = facts.algorithm, facts.given
-    if "step_weight" in given and own.group != "state":
-        message = f"'step_weight' has no effect with group: {own.group}"
-        yield Refusal("step_weight", message, "remove it, or write group: state", USELESS)
-    if own.group == "task_role_path":
-        return
-    if "group" in given and own.advantage in ("gae", "turn_gae"):
-        message = f"'group' has no effect: '{own.advantage}' asks a critic, and compares no turns"
-        yield Refusal("group", message, "remove it, or use: grpo", USELESS)
-    for name in facts.passes:
-        if name == "node_sampling":
-            message = f"'{name}' compares actions drawn from one context, and 'group: {own.group}' does not"
-            yield Refusal("group", message, f"remove 'group', or the pass '{name}'")
-
-
 def _dynamic(facts: Facts) -> Iterator[Refusal]:
     """Dynamic sampling asks which tasks have a group that is learnable."""
     own = facts.algorithm

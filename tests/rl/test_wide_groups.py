@@ -249,7 +249,9 @@ def test_gigpos_state_is_the_node_the_system_prompt_and_the_last_message(plan, r
     )  # fmt: skip
     found = advantages_of(batch_of(made, episodes))
     whole = (1.0, 0.0, 5.0, 7.0)
-    micro = [found[e.turns[0].id] - (pay - fmean(whole)) for e, pay in zip(episodes, whole, strict=True)]
+    micro = [
+        (found[e.turns[0].id] or 0.0) - (pay - fmean(whole)) for e, pay in zip(episodes, whole, strict=True)
+    ]
     assert micro == pytest.approx([0.5, -0.5, 0.0, 0.0])
 
 
@@ -310,7 +312,9 @@ def test_masked_and_unscored_turns_enter_no_baseline(plan, reward, story, use):
         episodes.append(episode.end())
     made = plan(reward("team", "number", args={"x": "{{ pay }}"}), algorithm=Algorithm(use=use))
     found = advantages_of(batch_of(made, episodes))
-    assert sorted(a or 0.0 for a in found.values()) == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5)
+    assert sorted(a or 0.0 for a in found.values()) == pytest.approx(
+        [-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5
+    )
 
 
 def test_long_replies_pay_before_wide_groups_are_compared(plan, reward, story):
