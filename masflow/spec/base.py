@@ -55,8 +55,9 @@ def unknown_word(
     """The fault of a word that isn't one of the known ones, with the nearest as the fix."""
     words = list(known)
     near = closest(str(value), words)
-    fix = f"write '{near}'" if near else f"use one of {', '.join(words)}"
-    message = f"unknown {kind} '{value}'; known: {', '.join(words)}"
+    listed = ", ".join(words) or "(none)"
+    fix = f"write '{near}'" if near else f"use one of {listed}" if words else "remove it"
+    message = f"unknown {kind} '{value}'; known: {listed}"
     return Fault(message, code=code or f"unknown-{kind.replace(' ', '-')}", fix=fix, path=path)
 
 

@@ -25,7 +25,7 @@ REFUSED = {
     "edge_without_arrow unknown_level long_edge_key misspelt_field_key unknown_type",
     "mapping": "mapping_key",
     "runtime": "unknown_backend",
-    "experiment": "two_passes_in_one_entry unknown_algorithm",
+    "experiment": "two_passes_in_one_entry ../graph/unknown_algorithm/main",
 }
 VARIANTS = """
 name: variants

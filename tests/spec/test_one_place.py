@@ -8,9 +8,11 @@ from masflow.spec.experiment import Experiment
 from masflow.spec.mapping import Mapping
 from masflow.spec.runtime import Runtime
 
-DEFAULTS = {"optimizer", "base", "init", "engine"}
-"""A model's own one stands instead of the experiment's, whole; nothing merges the two."""
+DEFAULTS = {"optimizer", "base", "init", "engine", "lora"}
+"""A model's own one stands instead of the experiment's, an adapter's instead of its model's, whole; nothing
+merges the two."""
 OTHER_THINGS = {
+    "roles": "that a model plays; that one of its adapters plays",
     "init": "how a made base's weights are drawn, beside the run to start from",
     "optimizer": "the warm start has its own",
     "train": "how a model learns; the rows to learn from; the schedule",
