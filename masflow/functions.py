@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -181,6 +182,9 @@ def file_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+_LOADING = threading.RLock()
+
+
 def load_callable(ref: str, root: Path | str) -> Callable[..., Any]:
     """The function behind a reference, in this process; the same object at every call.
 
@@ -189,7 +193,8 @@ def load_callable(ref: str, root: Path | str) -> Callable[..., Any]:
     Raises:
         RunError: it can't be imported, or isn't there (any more).
     """
-    return _load(ref, str(root))
+    with _LOADING:  # a module that another thread is still reading lacks its functions
+        return _load(ref, str(root))
 
 
 @cache

@@ -131,6 +131,8 @@ class ToolIR:
     timeout_s: float = 30.0
     data_hash: str = ""
     """Hash of the files that the settings name."""
+    at_once: int = 1
+    """Calls that may run beside each other."""
     where: Where = field(default=Where(), compare=False)
 
 

@@ -60,6 +60,51 @@ def _recorded(
     return effect.value
 
 
+def _said(live: Live, kind: Literal["tool", "call"], path: Path, args: dict[str, Any]) -> Effect | None:
+    """What a demonstration gives in its place."""
+    script = live.state.script
+    if script is None or not script.has_value(path):
+        return None
+    return Effect(path, kind, plain(script.value(path)), args=args)
+
+
+def _is_there(live: Live, play: Play, board: Board, path: Path, tool: ToolIR, args: dict[str, Any]) -> bool:
+    """Whether a tool's effect is known. If not, its call is under way beside others, begun now or before."""
+    key = effect_key("tool", path)
+    effects = live.state.effects
+    if tool.at_once == 1 or key in effects:
+        return True
+    live.place(key, board)
+    begun = live.begun.get(key)
+    if begun is None:
+        effect = _said(live, "tool", path, args)
+        if effect is not None:
+            effects[key] = effect
+            return True
+        box, graph, given = live.toolbox, play.graph_key, own(args)
+        live.begun[key] = box.lanes.begin(
+            f"{graph}/{tool.name}",
+            tool.at_once,
+            lambda: _timed("tool", path, args, lambda: box.call(graph, tool, given, {})),
+        )
+        return False
+    if not begun.is_over():
+        return False
+    del live.begun[key]
+    effects[key] = begun.result()
+    return True
+
+
+def _timed(kind: Literal["tool", "call"], path: Path, args: dict[str, Any], run: Callable[[], Any]) -> Effect:
+    started = time.perf_counter()
+    value, error = None, None
+    try:
+        value = run()
+    except EpisodeError as problem:
+        error = f"{problem.outcome}: {problem.message}"
+    return _effect(path, kind, value, error, args, started)
+
+
 def _make(
     live: Live,
     key: str,
@@ -69,19 +114,15 @@ def _make(
     run: Callable[[], Any],
     whose: str,
 ) -> Effect:
-    script = live.state.script
-    if script is not None and script.has_value(path):
-        return Effect(path, kind, plain(script.value(path)), args=args)
+    effect = _said(live, kind, path, args)
+    if effect is not None:
+        return effect
     started = time.perf_counter()
-    value, error = None, None
     tell(partial(_note_late, live.state.effects, key, path, kind, args, whose, started))
     try:
-        value = run()
-    except EpisodeError as problem:
-        error = f"{problem.outcome}: {problem.message}"
+        return _timed(kind, path, args, run)
     finally:
         tell(None)
-    return _effect(path, kind, value, error, args, started)
 
 
 def _note_late(
@@ -139,8 +180,8 @@ def run_tool(
     *,
     approve: bool = False,
 ) -> tuple[bool, Any]:
-    """(True, value) once the tool ran; (False, None) while a person's approval is waited for. Refused: value
-    null."""
+    """(True, value) once the tool ran; (False, None) while it runs beside others, or a person's approval is
+    waited for. Refused: value null."""
     if (tool.approve or approve) and live.interactive:
         answer = _answer(
             live,
@@ -154,6 +195,8 @@ def run_tool(
             return True, None
     elif tool.approve or approve:
         raise EpisodeError("paused", f"tool {tool.name} needs a person's approval")
+    if not _is_there(live, play, board, path, tool, args):
+        return False, None
     whose = f"tool {tool.name} ({tool.function.ref})"
     value = _recorded(live, board, "tool", path, args, lambda: _used(live, play, board, tool, args), whose)
     if tool.scope == "episode":

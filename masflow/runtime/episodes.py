@@ -53,8 +53,9 @@ def play(
         batch: list[Request] = []
         owners: list[EpisodeState] = []
         running: list[int] = []
+        asked = _advance(player, states, order)
         for i in order:
-            new = player.advance(states[i])
+            new = asked[i]
             if player.finished(states[i]):
                 finished[i] = _ended(player, states[i])
                 if on_finish is not None:
@@ -72,6 +73,19 @@ def play(
             player.deliver(state, reply)
         order = running
     return [finished[i] for i in range(len(states))]
+
+
+def _advance(
+    player: Player, states: Sequence[EpisodeState], going: Sequence[int]
+) -> dict[int, list[Request]]:
+    """What each of these episodes asks for next; the tools of all of them run beside each other."""
+    asked = {i: player.advance(states[i], wait=False) for i in going}
+    waiting = list(going)
+    while waiting := [i for i in waiting if player.waits(states[i])]:
+        for i in waiting:
+            player.wait(states[i])
+            asked[i] += player.advance(states[i], wait=False)
+    return asked
 
 
 def _ended(player: Player, state: EpisodeState) -> Trajectory:
@@ -95,16 +109,22 @@ def _play_freely(
     going: Sequence[int] = order
     try:
         while len(finished) < len(states):
-            asked: list[Request] = []
-            for i in going:
-                new = player.advance(states[i])
-                asked += new
-                owners.update((request.turn_id, i) for request in new)
-                if player.finished(states[i]):
-                    finished[i] = _ended(player, states[i])
-                    if on_finish is not None:
-                        on_finish(finished[i])
-            queue.submit(asked)
+            waiting: list[int] = []
+            while going:
+                asked: list[Request] = []
+                for i in going:
+                    if i in waiting:
+                        player.wait(states[i])
+                    new = player.advance(states[i], wait=False)
+                    asked += new
+                    owners.update((request.turn_id, i) for request in new)
+                    if player.finished(states[i]):
+                        finished[i] = _ended(player, states[i])
+                        if on_finish is not None:
+                            on_finish(finished[i])
+                queue.submit(asked)  # answered while tools run
+                waiting = [i for i in going if i not in finished and player.waits(states[i])]
+                going = waiting
             heard = {reply.turn_id: reply for reply in queue.collect()}
             if not heard and len(finished) < len(states):
                 raise RunError(

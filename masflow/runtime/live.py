@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from masflow.runtime.state import EpisodeState
     from masflow.runtime.straight import Straight
     from masflow.tools import ToolBox
+    from masflow.tools.beside import Begun
 
 Stop = tuple[str, str]
 """Outcome and detail of what ended a thread."""
@@ -273,6 +274,8 @@ class Live:
     moments: list[Moment] = field(default_factory=list)
     new: list[Request] = field(default_factory=list)
     questions: dict[str, Question] = field(default_factory=dict)
+    begun: dict[str, Begun] = field(default_factory=dict)
+    """Key of an effect → the tool call that will give it, under way on a thread of its own."""
     halted: bool = False
     """The visit that the state is played up to has ended."""
     tool_states: dict[str, tuple[tuple[tuple[str, Any], ...], dict[str, Any]]] = field(default_factory=dict)

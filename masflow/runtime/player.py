@@ -60,9 +60,31 @@ class Player:
         """A new episode on one data row, nothing asked yet."""
         return EpisodeState((key,), dict(task))
 
-    def advance(self, state: EpisodeState) -> list[Request]:
-        """Run what can run: tools, calls, whatever replies allow. Returns the model requests that are new."""
-        return self._go_on(state).new
+    def advance(self, state: EpisodeState, *, wait: bool = True) -> list[Request]:
+        """Run what can run: tools, calls, whatever replies allow. Returns the model requests that are new.
+
+        Args:
+            wait: for tools that run beside each other; without it, go on after `wait`.
+        """
+        return self._settled(state) if wait else self._go_on(state).new
+
+    def waits(self, state: EpisodeState) -> bool:
+        """Whether tools were begun for the episode that nobody has waited for."""
+        return state.live is not None and any(not begun.is_awaited for begun in state.live.begun.values())
+
+    def wait(self, state: EpisodeState) -> None:
+        """Until every tool that was begun for the episode is over."""
+        for begun in state.live.begun.values() if state.live is not None else ():
+            begun.wait()
+
+    def _settled(self, state: EpisodeState) -> list[Request]:
+        """Go on until no tool is under way; the requests that are new. Which tool is over first plays no
+        part: the episode goes on when all are."""
+        new = self._go_on(state).new
+        while self.waits(state):
+            self.wait(state)
+            new += self._go_on(state).new
+        return new
 
     def _go_on(self, state: EpisodeState) -> Live:
         """Run what can run; where functions are called in a row, on the thread that calls them."""
@@ -79,6 +101,7 @@ class Player:
                 for request in live.new:
                     del state.pending[request.turn_id]
                 state.live = None
+                self._live(state).begun = dict(live.begun)
 
     def deliver(self, state: EpisodeState, reply: Reply) -> None:
         """Put a reply in its place; the same reply twice counts once.
@@ -119,7 +142,8 @@ class Player:
     def finished(self, state: EpisodeState) -> bool:
         """Whether nothing more will be asked of models: it ended, or waits for a person."""
         live = self._current(state)
-        return live.root.thread.done or (bool(live.questions) and not state.pending)
+        asks_nothing = bool(live.questions) and not state.pending and not self.waits(state)
+        return live.root.thread.done or asks_nothing
 
     def let_go(self, state: EpisodeState) -> None:
         """Forget where an episode stands, to be worked out again if anybody asks; not of one that a function
@@ -213,10 +237,9 @@ class Player:
     def _current(self, state: EpisodeState) -> Live:
         """The live position; a copied, loaded or forked state is replayed up to where it waits."""
         if state.live is None:
-            live = self._go_on(state)
-            for request in live.new:
+            for request in self._settled(state):
                 del state.pending[request.turn_id]  # not handed out: `advance` will
-            live.new = []
+            self._live(state).new = []
         return self._live(state)
 
     def _live(self, state: EpisodeState) -> Live:

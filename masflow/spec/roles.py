@@ -176,6 +176,16 @@ class Tool(Spec):
     parameters: dict[str, TypeField] | None = None
     """What a ReAct role may pass; read from the function's signature when left out."""
     timeout_s: float = Field(default=30.0, gt=0, le=1e6)
+    at_once: int | None = Field(default=None, ge=1, le=1024)
+    """Calls that may run beside each other in one process: of a `foreach`'s items, of branches, of other
+    episodes. Default: 8, `python` 4, `http` what it permits, tools that only compute 1. Write
+    1 for a function that isn't safe in several threads."""
+
+    @classmethod
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        if data.get("scope") == "episode" and cls.says(data, "at_once"):
+            message = "a tool of scope 'episode' has a state, which its calls change one after another"
+            yield Fault(message, code="useless-key", fix="remove 'at_once'", path=("at_once",))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -10,12 +10,14 @@ import copy
 import importlib
 import inspect
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from masflow.errors import EpisodeError, boundary
 from masflow.spec.tools import BUILTINS, settings_problems
 from masflow.spec.types import is_easy, unwritable
 from masflow.timelimit import OutOfTime, call_limited
+from masflow.tools.beside import Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,13 +33,15 @@ class ToolBox:
 
     A tool of scope `episode` is either a class (`__init__(**settings)`, `__call__(**args)`, optionally
     `fork()`), of which every episode has its own instance, or a function that takes a `state` dict. Both
-    live in the `episode_state` that the caller keeps.
+    live in the `episode_state` that the caller keeps. Shared tools may be called from several threads.
     """
 
     def __init__(self, plan: Plan):
         self.root = plan.root_dir
         os.environ["MASFLOW_SANDBOX"] = plan.runtime.sandbox  # rewards run in processes started later
         self.made: dict[str, Callable[..., Any]] = {}
+        self.lanes = Lanes()
+        self._making = threading.RLock()
 
     def call(self, graph_name: str, tool: ToolIR, args: dict[str, Any], episode_state: dict[str, Any]) -> Any:
         """Run one tool.
@@ -82,15 +86,17 @@ class ToolBox:
         return function, {**tool.settings, **args, "state": episode_state.setdefault(name, {})}
 
     def _builtin(self, name: str, tool: ToolIR) -> Callable[..., Any]:
-        if name not in self.made:
-            module = importlib.import_module(BUILTINS[tool.function.ref].module)
-            self.made[name] = module.make(tool.settings)
-        return self.made[name]
+        with self._making:
+            if name not in self.made:
+                module = importlib.import_module(BUILTINS[tool.function.ref].module)
+                self.made[name] = module.make(tool.settings)
+            return self.made[name]
 
     def _once(self, name: str, tool: ToolIR, function: Any) -> Callable[..., Any]:
-        if name not in self.made:
-            self.made[name] = self._instance(tool, function)
-        return self.made[name]
+        with self._making:
+            if name not in self.made:
+                self.made[name] = self._instance(tool, function)
+            return self.made[name]
 
     def _instance(self, tool: ToolIR, function: Any) -> Callable[..., Any]:
         who, late = f"tool {tool.name} ({tool.function.ref})", ""
