@@ -17,10 +17,10 @@ HERE = Path(__file__).parent
 GAINS = ("finds", "buys", "wins", "gets", "picks", "makes")
 LOSSES = ("loses", "eats", "sells", "drops", "lends", "breaks")
 NAMES = ("anna", "ben", "carla", "david", "emma", "frank", "greta", "hugo")
-MOST = 9
-"""Numbers of a problem are 1 to 9; what comes out in between is 0 to 27."""
+MOST = 6
+"""Numbers of a problem are 1 to 6; what comes out in between is 0 to 18."""
 
-TRAIN_ROWS, EVAL_ROWS, DEMOS = 1200, 300, 4000
+TRAIN_ROWS, EVAL_ROWS, DEMOS = 1200, 200, 4000
 BAD_STEPS_FRAC, STOPS_FRAC = 0.5, 0.6
 """How often a demonstrated solution is wrong, and how often that is because it stops after its first step;
 else it turns the second operation round."""
@@ -105,7 +105,7 @@ def main(out: Path = HERE) -> dict[str, int]:
     every = problems()
     rng.shuffle(every)
     held_out, known = every[:EVAL_ROWS], every[EVAL_ROWS:]
-    rows = [(problem, task(problem, rng)) for problem in rng.sample(known, TRAIN_ROWS)]
+    rows = [(problem, task(problem, rng)) for problem in rng.choices(known, k=TRAIN_ROWS)]
     shown = [(problem, task(problem, rng)) for problem in rng.choices(known, k=DEMOS)]
     words = ["has then answer right wrong solution verdict again number + - ="]
     words += [" ".join(group) for group in (GAINS, LOSSES, NAMES, map(str, range(3 * MOST + 1)))]
