@@ -117,7 +117,8 @@ def preset_of(name: str) -> Preset:
     Raises:
         KeyError: nobody offers it.
     """
-    known = known_algorithms()
+    own = {**_own(), **BUILT_IN}
+    known = own if name in own else known_algorithms()  # a look at installed packages takes 10 ms
     if name not in known:
         near = closest(name, known)
         raise KeyError(f"unknown algorithm '{name}'" + (f"; did you mean '{near}'?" if near else ""))
