@@ -152,9 +152,11 @@ def boundary(whose: str) -> Caught:
 
 
 def closest(value: str, known: Iterable[str]) -> str | None:
-    """The known word that looks most like `value`, or None when nothing is near."""
-    found = difflib.get_close_matches(str(value), list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known word that looks most like `value`, or None when nothing is near; of equally near ones, one
+    of the same letters."""
+    found = difflib.get_close_matches(str(value), list(known), n=3, cutoff=0.6)
+    swapped = [word for word in found if sorted(word) == sorted(str(value))]
+    return (swapped or found or [None])[0]
 
 
 def unknown(where: Where, kind: str, value: object, known: Iterable[str], *, code: str = "") -> Problem:

@@ -1,6 +1,6 @@
-"""The one boundary around users' code."""
+"""The one boundary around users' code, and the nearest of known words."""
 
-from masflow.errors import boundary
+from masflow.errors import boundary, closest
 
 
 class Mute(Exception):
@@ -19,3 +19,9 @@ def test_only_the_first_line_of_a_message_is_kept():
         raise ValueError("first\nsecond")
     assert caught.error == "f: ValueError: first"
     assert "second" in caught.detail
+
+
+def test_swapped_letters_are_nearer_than_another_letter():
+    assert closest("gpro", ["grpo", "gspo", "ppo"]) == closest("gpro", ["ppo", "gspo", "grpo"]) == "grpo"
+    assert closest("grppo", ["grpo", "gspo", "ppo"]) == "grpo"
+    assert closest("xyz", ["grpo", "gspo", "ppo"]) is None
