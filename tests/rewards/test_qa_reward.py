@@ -33,7 +33,7 @@ def test_exact_match_ignores_case_articles_and_punctuation(prediction, answers, 
         ("x x", ["x"], 2 / 3),  # a repeated word counts once: p 1/2, r 1
         ("no", ["Paris", "no way"], 2 / 3),  # the best of the golds
         ("", ["Paris"], 0),
-        ("the", ["a"], 1),  # nothing is left on either side
+        ("the", ["a"], 0),  # nothing is left on either side, so no word is common
     ],
 )
 def test_token_f1_is_the_harmonic_mean_over_words(prediction, answers, score):
