@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-ray test-slow test-vllm check format clean smollm2 nq-rag-data bench bench-peers
+.PHONY: help train test test-ray test-slow test-vllm check format clean smollm2 nq-rag-data mbpp-data bench bench-peers
 
 help:
 	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-slow    run the tests that take minutes"
 	@echo "make test-vllm    make another environment, with vLLM for CPUs, and test the engine on it"
 	@echo "make nq-rag-data  make that example's training questions from MASFLOW_DATA"
+	@echo "make mbpp-data    split the rows of MBPP in MASFLOW_DATA for the coding examples"
 	@echo "make bench        measure speed against peers and the floor (BENCH=retrieval,short PAIRS=5)"
 	@echo "make check        format, lint and types"
 	@echo "make clean        remove the environment and caches (runs/ stays)"
@@ -41,10 +42,16 @@ nq-rag-data: $(READY) data/nq_rag/demos.jsonl
 data/nq_rag/demos.jsonl: examples/nq_rag/make_data.py
 	$(BIN)/python examples/nq_rag/make_data.py
 
+# What the coding examples train on, out of MASFLOW_DATA.
+mbpp-data: $(READY) data/mbpp/train.jsonl
+data/mbpp/train.jsonl: examples/mbpp/make_data.py
+	$(BIN)/python examples/mbpp/make_data.py
+
 # Without the real model or the data their tests are skipped, with the reason.
 test: $(READY)
 	-@$(MAKE) --no-print-directory smollm2
 	-@$(MAKE) --no-print-directory nq-rag-data
+	-@$(MAKE) --no-print-directory mbpp-data
 	$(BIN)/python -m pytest -q
 
 test-ray: $(READY)
