@@ -1,4 +1,4 @@
-"""math_team on GSM8K, reflective_code and coder_tester on MBPP: rows of the real sets, on the scripted engine."""
+"""math_team on GSM8K, the coding teams on MBPP: rows of the real sets, played on the scripted engine."""
 
 import json
 from pathlib import Path
