@@ -1,4 +1,8 @@
-"""CISPO: the clipped ratio is a constant weight, so that no token loses its gradient."""
+"""CISPO (Chen et al. 2025, MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
+
+-sg(min(w, 1 + ε_high)) A log π, sg being a constant and w a token's ratio, in a mean over the batch's
+tokens (eq. 4, 5); A as GRPO's. Defaults: ε_high 4, no lower bound (`clip_low: 1`), 8 samples.
+"""
 
 from masflow.algorithms import Preset
 

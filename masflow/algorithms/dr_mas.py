@@ -1,4 +1,8 @@
-"""Dr. MAS: GRPO whose mean and standard deviation are each agent's own, over all of its turns in a task."""
+"""Dr. MAS (Feng et al. 2026, arXiv 2602.08847): GRPO whose mean and deviation are each agent's own.
+
+A = (r - mean_k) / (std_k + 1e-6), over all turns of agent k in a task's episodes (agent-wise
+normalisation). Defaults: 8 samples, ε 0.2.
+"""
 
 from masflow.algorithms import Preset
 

@@ -1,4 +1,8 @@
-"""GSPO: one ratio a turn, the geometric mean of its tokens', with a very narrow clip."""
+"""GSPO (Zheng et al. 2025, arXiv 2507.18071): one ratio a turn, with a very narrow clip.
+
+s = (π(y) / π_old(y))^(1/|y|) (eq. 7); a turn's loss is -min(s A, clip(s, 1 - 3e-4, 1 + 4e-4) A) (eq. 5,
+section 5.1), A as GRPO's (eq. 6). Defaults: 8 samples, one mini-batch a step.
+"""
 
 from masflow.algorithms import Preset
 

@@ -1,4 +1,8 @@
-"""IPPO: every role learns by itself, with a critic of its own."""
+"""IPPO (de Witt et al. 2020, arXiv 2011.09533): every role learns by itself, with a critic of its own.
+
+The advantages are GAE's over a role's own turns (section 3). Defaults: as `turn_ppo`, but one critic a
+role.
+"""
 
 from masflow.algorithms import Preset
 from masflow.algorithms.critics import refuse_central

@@ -1,4 +1,8 @@
-"""M-GRPO: a main agent compared by episodes, its sub-agents by their calls."""
+"""M-GRPO (Hong et al. 2025, arXiv 2511.13288): a main agent's episodes and a sub-agent's calls, apart.
+
+A = (r - mean) / (std + 1e-6), one number an episode or call, shared by its turns; each call weighs one over
+the calls of its episode. Defaults: 8 samples, ε 0.2.
+"""
 
 from collections.abc import Iterator
 

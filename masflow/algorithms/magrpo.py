@@ -1,4 +1,9 @@
-"""MAGRPO: agents that act for one team reward, each compared with itself at the same turn."""
+"""MAGRPO (Liu et al. 2025, arXiv 2508.04652): agents that act for one team reward.
+
+A = R_t - mean over the group of the team's return from turn t on (eq. 1); each agent's plain policy
+gradient, -A Σ log π without a clip (eq. 2). Defaults: 4 samples, log-probs divided by the role's
+`max_tokens`.
+"""
 
 from collections.abc import Iterator
 

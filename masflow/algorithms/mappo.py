@@ -1,4 +1,8 @@
-"""MAPPO: one critic for the whole team, which sees what every role was asked."""
+"""MAPPO (Yu et al. 2021, arXiv 2103.01955): one critic for the team, which sees what every role was asked.
+
+The advantages are GAE's over all turns of an episode, on the team's reward (section 3, appendix A).
+Defaults: as `turn_ppo`, but one critic for the team.
+"""
 
 from masflow.algorithms import Preset
 from masflow.algorithms.critics import refuse_central

@@ -1,4 +1,8 @@
-"""RLOO: the mean of the other samples as an unbiased baseline."""
+"""RLOO (Ahmadian et al. 2024, arXiv 2402.14740): the mean of the other samples as an unbiased baseline.
+
+A_i = r_i - mean of the group's others (eq. 8), that is n / (n - 1) times the difference to the mean of all.
+Defaults: 8 samples; a clip of 0.2, which only shows with several updates a batch.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,9 @@
-"""PPO with a turn as the action: a chain is one role's turns in one episode."""
+"""PPO with a turn as the action: a chain is one role's turns in one episode.
+
+GAE (Schulman et al. 2015, arXiv 1506.02438, eq. 16) over the turns of a chain: what is paid between two
+turns of a role belongs to the earlier. Defaults: g the workflow's `discount` a superstep, λ 0.95, ε 0.2, 2
+passes, 1 sample, one critic a model.
+"""
 
 from masflow.algorithms import Preset
 from masflow.spec.experiment import Critic, Gae
