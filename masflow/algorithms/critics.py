@@ -63,11 +63,6 @@ def refuse_critic(facts: Facts) -> Iterator[Refusal]:
     if own.ratio == "sequence" and own.advantage == "gae":
         message = "one ratio a turn ('ratio: sequence') adds up the advantages that 'gae' gives its tokens"
         yield Refusal("ratio", message, "write ratio: token, or advantage: turn_gae")
-    if own.dynamic is not None and own.dynamic.max_rounds > 1:
-        message = (
-            "'dynamic' draws again where all rewards of a group are equal, and with a critic none compare"
-        )
-        yield Refusal("dynamic", message, "remove it, or use: dapo")
     if critic.per == "team" and own.advantage == "gae":
         message = "a central critic values what the team was asked, turn by turn, and not single tokens"
         yield Refusal("critic.per", message, "write advantage: turn_gae, or per: model (or role)")

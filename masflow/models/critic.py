@@ -116,7 +116,7 @@ class Critic:
 
         Where they have other shapes (a base in four bits), the critic keeps those of its base.
         """
-        own = dict(self.backbone.model.named_parameters(remove_duplicate=False))
+        own = dict(self.backbone.model.named_parameters())
         if any(name not in weights or weights[name].shape != p.shape for name, p in own.items()):
             return
         with torch.no_grad():
