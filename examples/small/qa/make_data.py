@@ -2,9 +2,10 @@
 
     python examples/small/qa/make_data.py [OUT]
 
-Made-up people have a colour, a home, a pet, a job, a dish and a friend, told in one sentence each. `pair`
-tasks ask for two facts of two people (`qd_answer`, `qd_evidence`), `hop` tasks for a fact of somebody's
-friend (`m_ask`). Standard library only, and the same bytes on every run. Knows nothing of masflow.
+Made-up people and clubs have a colour, a home, a pet, a job and a dish, and people a club, told in one
+sentence each. `pair` tasks ask for two facts of two people (`qd_answer`, `qd_evidence`), `hop` tasks for a
+fact of somebody's club (`m_ask`). Standard library only, and the same bytes on every run. Knows nothing of
+masflow.
 """
 
 import gzip
@@ -26,7 +27,7 @@ VALUES = {
 }
 SENTENCES = ("the {r} of {p} is {v}", "{p} has the {r} {v}")
 PAIR_QUESTIONS = ("what are the {r} of {p} and the {s} of {q}", "tell the {r} of {p} and the {s} of {q}")
-HOP_QUESTIONS = ("what is the {r} of the friend of {p}", "tell the {r} of the friend of {p}")
+HOP_QUESTIONS = ("what is the {r} of the club of {p}", "tell the {r} of the club of {p}")
 FORMS = (
     "question queries search answer query found evidence it is none",
     '{"queries": [" a ", " b "], "answer": ""}',
@@ -35,7 +36,9 @@ FORMS = (
 )
 """Words of prompts and replies, for the tokenizer."""
 NUM_PEOPLE, NUM_HELD = 320, 80
-"""People, and how many of them are asked about in held-out tasks alone; friends stay on their own side."""
+NUM_CLUBS, NUM_HELD_CLUBS = 120, 30
+"""People, and how many of them are asked about in held-out tasks alone; the same of clubs. Held-out people
+are in held-out clubs."""
 NUM_TRAIN, NUM_EVAL, NUM_DEMOS, NUM_HOP_DEMOS = 1500, 200, 4000, 2000
 SLOPPY_FRAC = 0.6
 """Share of the demonstrated replies with a flaw, drawn for each reply by itself."""
@@ -56,24 +59,26 @@ def chooser(*name: object) -> random.Random:
     return random.Random("/".join(map(str, name)))
 
 
-def people() -> list[str]:
-    """Made-up names of two syllables and an ending, no two alike."""
+def draw_names() -> tuple[list[str], list[str]]:
+    """Names of people and of clubs: two syllables and an ending, no two alike."""
     syllables = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
     names = [a + b + end for a in syllables for b in syllables if a != b for end in ("", "n", "s")]
-    return chooser("people").sample(names, NUM_PEOPLE)
+    drawn = chooser("names").sample(names, NUM_PEOPLE + NUM_CLUBS)
+    return drawn[:NUM_PEOPLE], drawn[NUM_PEOPLE:]
 
 
-def world(names: list[str]) -> dict[tuple[str, str], Fact]:
-    """Every (person, relation) with its fact."""
+def world(people: list[str], clubs: list[str]) -> dict[tuple[str, str], Fact]:
+    """Every (name, relation) with its fact."""
     facts = {}
-    for side in (names[NUM_HELD:], names[:NUM_HELD]):
-        for person in side:
-            rng = chooser("facts", person)
-            friend = rng.choice([other for other in side if other != person])
-            values = {r: rng.choice(words.split()) for r, words in VALUES.items()}
-            for relation, value in {**values, "friend": friend}.items():
-                text = rng.choice(SENTENCES).format(r=relation, p=person, v=value)
-                facts[person, relation] = Fact(person, relation, value, text)
+    for name in (*people, *clubs):
+        rng = chooser("facts", name)
+        values = {relation: rng.choice(words.split()) for relation, words in VALUES.items()}
+        if name in people:
+            held = people.index(name) < NUM_HELD
+            values["club"] = rng.choice(clubs[:NUM_HELD_CLUBS] if held else clubs[NUM_HELD_CLUBS:])
+        for relation, value in values.items():
+            text = rng.choice(SENTENCES).format(r=relation, p=name, v=value)
+            facts[name, relation] = Fact(name, relation, value, text)
     return facts
 
 
@@ -91,10 +96,10 @@ def pair_tasks(facts: dict, side: list[str], number: int, split: str) -> list[tu
 
 
 def hop_tasks(facts: dict, side: list[str], number: int, split: str) -> list[tuple[Fact, Fact, dict]]:
-    """Who is somebody's friend, and a fact of that friend; no question twice."""
+    """What club somebody is in, and a fact of that club; no question twice."""
     rng, rows = chooser("hop", split), {}
     while len(rows) < number:
-        first = facts[rng.choice(side), "friend"]
+        first = facts[rng.choice(side), "club"]
         second = facts[first.value, rng.choice(tuple(VALUES))]
         question = rng.choice(HOP_QUESTIONS).format(r=second.relation, p=first.person)
         rows[question] = (first, second, {"question": question, "answers": [second.value]})
@@ -160,20 +165,19 @@ def pair_demos(tasks: list, words: list[str], facts: dict, extract: bool) -> lis
     return rows
 
 
-def hop_demos(tasks: list, words: list[str], facts: dict) -> list[tuple[dict, dict]]:
-    """A demonstration of each task, as `alone` by one role too: the friend is looked up, then the fact.
+def hop_demos(tasks: list, words: list[str], clubs: list[str]) -> list[tuple[dict, dict]]:
+    """A demonstration of each task, as `alone` by one role too: the club is looked up, then the fact.
 
     What a role got wrong goes on into the next turns, as it would in an episode.
     """
-    known = [name for name, _ in facts]
     rows = []
     for first, second, task in tasks:
         rng = chooser("hop demo", task["question"])
-        turns = [{"node": "plan", "reply": f"friend {first.person} ; none"}]
+        turns = [{"node": "plan", "reply": f"club {first.person} ; none"}]
         alone, subject, gave_up = [], first.person, rng.random() < 0.15
         evidence = answer = ""
-        for number, relation in enumerate(("friend", second.relation), 1):
-            value = rng.choice(known if relation == "friend" else words)
+        for number, relation in enumerate(("club", second.relation), 1):
+            value = rng.choice(clubs if relation == "club" else words)
             fact = altered(Fact(subject, relation, "", ""), words, rng, value=value)
             query = query_of(fact, rng)
             evidence = fact.value if rng.random() < 0.7 else f"{relation} {fact.value}"
@@ -208,10 +212,11 @@ def write(path: Path, rows: Iterable[dict]) -> int:
 
 def main(out: Path) -> dict[str, int]:
     """Write everything; returns the number of rows by file."""
-    names = people()
-    held, known = names[:NUM_HELD], names[NUM_HELD:]
-    facts = world(names)
-    words = sorted({w for values in VALUES.values() for w in values.split()}) + known
+    people, clubs = draw_names()
+    held, known = people[:NUM_HELD], people[NUM_HELD:]
+    facts = world(people, clubs)
+    clubs = clubs[NUM_HELD_CLUBS:]
+    words = sorted({w for values in VALUES.values() for w in values.split()}) + known + clubs
     rows: dict[str, list[dict]] = {
         "corpus.jsonl": [{"id": f"f{i:04d}", "text": fact.text} for i, fact in enumerate(facts.values())],
         "vocab.jsonl": [{"text": fact.text} for fact in facts.values()],
@@ -230,8 +235,7 @@ def main(out: Path) -> dict[str, int]:
     rows["hop_train.jsonl"] = [task for *_, task in hop_tasks(facts, known, NUM_TRAIN, "train")]
     rows["hop_eval.jsonl"] = [task for *_, task in hop_tasks(facts, held, NUM_EVAL, "eval")]
     shown = hop_tasks(facts, known, NUM_HOP_DEMOS, "demos")
-    people_facts = {key: facts[key] for key in facts if key[0] in set(known) and key[1] == "friend"}
-    team, alone = zip(*hop_demos(shown, words, people_facts), strict=True)
+    team, alone = zip(*hop_demos(shown, words, clubs), strict=True)
     rows["m_ask_demos.jsonl.gz"], rows["single_m_ask_demos.jsonl.gz"] = list(team), list(alone)
     return {name: write(out / name, lines) for name, lines in rows.items()}
 
