@@ -39,7 +39,7 @@ NUM_PEOPLE, NUM_HELD = 320, 80
 NUM_CLUBS, NUM_HELD_CLUBS = 120, 30
 """People, and how many of them are asked about in held-out tasks alone; the same of clubs. Held-out people
 are in held-out clubs."""
-NUM_TRAIN, NUM_EVAL, NUM_DEMOS, NUM_HOP_DEMOS = 1500, 200, 4000, 2000
+NUM_TRAIN, NUM_EVAL, NUM_DEMOS, NUM_HOP_DEMOS = 1500, 200, 2400, 2000
 SLOPPY_FRAC = 0.6
 """Share of the demonstrated replies with a flaw, drawn for each reply by itself."""
 
