@@ -177,7 +177,7 @@ def test_what_policies_are_trained_on_are_the_critics_whitened_advantages(
 ):
     """Recorded inside the run, worked out again from the recorded values: the sum of the paper, by token."""
     seen: list[tuple[Any, ...]] = []
-    known: list[dict[str, list[float]]] = []
+    known: list[dict[str, Any]] = []
     estimate, minibatch = Critic.estimate, Trainer._minibatch
 
     def recorded(self: Critic, links: Any, *rest: Any) -> Any:
