@@ -33,6 +33,7 @@ def run_for_tests(code, control):
     line = _socket.socket(fileno=control)
     source = read_all(code)
     scope = module("program")
+    line.send(b"begun")
     with Caught() as caught:
         exec(compile(source, "program.py", "exec"), scope)
     if caught.error is not None:

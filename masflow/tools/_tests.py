@@ -22,6 +22,10 @@ from masflow.tools._line import OPS, Peer, unpack, words
 
 ONLY_TREE = 0x400
 """A flag of `compile`."""
+START_S = 30.0
+"""For the program's process to begin, on a busy machine; the program's own time comes after it."""
+KINDS = ("ready", "raised")
+VERDICT_BYTES = 1 << 12
 OWN_LIBRARY = {"Counter", "OrderedDict", "defaultdict", "deque"}
 """Of `collections`: tests use them by these names."""
 
@@ -38,10 +42,9 @@ def run_tests(source, control, verdicts):
     while loaded[0] == "ready" and (test := read_frame(source)) is not None:
         theirs, ours = _socket.socketpair()
         with Caught():
-            line.sendmsg(
-                [b"test"],
-                [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, theirs.fileno().to_bytes(4, sys.byteorder))],
-            )
+            number = theirs.fileno().to_bytes(4, sys.byteorder)
+            rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, number)]
+            line.sendmsg([b"test"], rights, _socket.MSG_DONTWAIT)
         theirs.close()
         mine, told = os.pipe()
         child = os.fork()
@@ -60,16 +63,18 @@ def run_tests(source, control, verdicts):
 
 def _loaded(line, limit_s):
     """("ready" or what went wrong, in which words, names)."""
+    if not select.select([line], [], [], START_S)[0] or line.recv(16) != b"begun":
+        return "ended", "the program's process didn't begin", []
     if not select.select([line], [], [], limit_s)[0]:
-        return "timeout", "the program wasn't loaded in time", []
+        return "timeout", "timeout: the program wasn't loaded in time", []
     found = None
     with Caught() as caught:
         data = line.recv(1 << 18)
         if not data:
-            return "ended", "the program ended before its tests", []
+            return "ended", "ended: the program ended before its tests", []
         found = unpack(data, None)
-    if caught.error is not None or type(found) is not list or len(found) != 3:
-        return "forged", "the program wrote to the channel of its verdicts", []
+    if caught.error is not None or type(found) is not list or len(found) != 3 or found[0] not in KINDS:
+        return "forged", "forged: the program wrote to the channel of its verdicts", []
     if found[0] != "ready":
         return "raised", f"{found[1]}: {found[2]}", []
     return "ready", "", [name for name in found[1] if type(name) is str]
@@ -84,9 +89,9 @@ def _told(descriptor, limit_s):
         if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
             return "-timeout"
         part = os.read(descriptor, 1 << 12)
-        if not part:
-            break
         data += part
+        if not part or len(data) > VERDICT_BYTES:
+            break
     said = data.decode("utf-8", "replace")
     return said if said[:1] in ("+", "0", "-") else "-ended"
 

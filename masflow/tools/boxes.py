@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from masflow.spec.tools import PythonSettings as Limits
+from masflow.tools.syscalls import seccomp_filter
 
 __all__ = ["PYTHONS", "Box", "Limits", "nameless_file", "pumped", "python_of"]
 
@@ -48,7 +49,7 @@ def _source(*names: str) -> str:
     return "\n".join(between.sub("", text) for text in texts)
 
 
-def _command(mode: str, limits: Limits, source: str, is_first: bool) -> list[str]:
+def _command(mode: str, limits: Limits, source: str, is_first: bool, filter_fd: int) -> list[str]:
     python = python_of(mode)
     run = [python, "-s", "-S", "-B", "-c", source]
     if mode == "limits_only":
@@ -66,7 +67,8 @@ def _command(mode: str, limits: Limits, source: str, is_first: bool) -> list[str
         "bwrap", "--unshare-user", "--unshare-all", "--disable-userns", "--uid", str(NOBODY),
         "--gid", str(NOBODY),
         "--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-        *(["--as-pid-1"] if is_first else []), *binds, "--dev", "/dev", "--remount-ro", "/dev",
+        *(["--as-pid-1"] if is_first else []), *(["--seccomp", str(filter_fd)] if filter_fd else []),
+        *binds, "--dev", "/dev", "--remount-ro", "/dev",
         "--size", str(limits.tmpfs_mb << 20), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp", *run,
     ]  # fmt: skip
 
@@ -99,16 +101,19 @@ class Box:
         # for the real root the limit of processes counts for nothing, whoever it is inside
         user: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if is_root else {}
         self.home = tempfile.TemporaryDirectory(prefix="masflow-") if mode == "limits_only" else None
-        self.process = subprocess.Popen(
-            _command(mode, limits, source, is_first), stdin=stdin, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, pass_fds=fds, start_new_session=True, env=ENVIRONMENT,
-            cwd=self.home.name if self.home else "/", **user,
-        )  # fmt: skip
+        with nameless_file(seccomp_filter()) as filter_file:
+            filter_fd = filter_file.fileno() if seccomp_filter() else 0
+            self.process = subprocess.Popen(
+                _command(mode, limits, source, is_first, filter_fd), stdin=stdin, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, pass_fds=(*fds, filter_file.fileno()), start_new_session=True,
+                env=ENVIRONMENT, cwd=self.home.name if self.home else "/", **user,
+            )  # fmt: skip
         assert self.process.stdout and self.process.stderr
         self.pipes = [self.process.stdout, self.process.stderr]
         self.said = {pipe.fileno(): bytearray() for pipe in self.pipes}
         self.open = set(self.said)
         self.num_said = 0
+        self._looked_at = 0.0
 
     def read(self, descriptor: int) -> None:
         """What has come on one of `open`."""
@@ -123,6 +128,9 @@ class Box:
         """Why it has to end now; empty: it doesn't."""
         if self.num_said > self.limits.output_kb << 14:
             return "output"
+        if time.monotonic() - self._looked_at < LOOK_S:
+            return ""
+        self._looked_at = time.monotonic()
         return "memory" if _resident_bytes(self.process.pid) > self.limits.memory_mb << 20 else ""
 
     def texts(self) -> tuple[str, str]:
@@ -172,9 +180,9 @@ def pumped(boxes: Sequence[Box], more: Sequence[int], end: float) -> tuple[list[
     return [descriptor for descriptor in ready_now if descriptor not in known], trouble
 
 
-def nameless_file(text: str) -> IO[bytes]:
-    """A file without a name that holds the text, from its beginning."""
+def nameless_file(data: bytes) -> IO[bytes]:
+    """A file without a name, from its beginning."""
     file = tempfile.TemporaryFile()  # noqa: SIM115
-    file.write(text.encode("utf-8", "surrogatepass"))
+    file.write(data)
     file.seek(0)
     return file

@@ -42,7 +42,7 @@ TESTS = ("_inside", "_line", "_tests")
 TROUBLES = {
     "timeout": {"timeout"},
     "memory": {"MemoryError"},
-    "crashed": {"Gone", "ConnectionResetError", "BrokenPipeError"},
+    "ended": {"Gone", "ConnectionResetError", "BrokenPipeError", "ended"},
 }
 """What a test's reason begins with, when the run was in trouble."""
 
@@ -57,7 +57,7 @@ class Verdicts:
     stderr: str
     error: str
     """What went wrong besides wrong answers: empty, `raised` (while it was loaded), `ended` (itself, before
-    the tests), `timeout`, `memory`, `crashed`, `output` or `forged`."""
+    a test was over), `timeout`, `memory`, `crashed`, `output` or `forged`."""
     reasons: tuple[str, ...] = ()
     """Of each test: empty where it passed, else why not."""
     called: tuple[bool, ...] = ()
@@ -203,7 +203,7 @@ def _missing(mode: str) -> str:
 
 def _ran(code: str, stdin: str, limits: Limits, mode: str) -> Ran:
     end = time.monotonic() + limits.wall_s
-    with nameless_file(code) as source, nameless_file(stdin) as given:
+    with nameless_file(_bytes(code)) as source, nameless_file(_bytes(stdin)) as given:
         call = f"run_program({source.fileno()})"
         box = Box(mode, limits, RUN, call, [source.fileno()], stdin=given, is_first=False)
         error = ""
@@ -230,6 +230,10 @@ def _ran(code: str, stdin: str, limits: Limits, mode: str) -> Ran:
     return Ran(out, err, status, error)
 
 
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
 # -- a program and its tests ----------------------------------------------------------------------
 
 
@@ -242,7 +246,7 @@ class _Tested:
         self._heard = b""
         with ExitStack() as opened:
             theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            source = opened.enter_context(nameless_file(code))
+            source = opened.enter_context(nameless_file(_bytes(code)))
             opened.callback(theirs.close)
             opened.callback(ours.close)
             asked, self._ask = os.pipe()
@@ -298,7 +302,7 @@ class _Tested:
         return kind
 
     def _send(self, text: str) -> None:
-        data = text.encode("utf-8", "surrogatepass")
+        data = _bytes(text)
         data = len(data).to_bytes(4, "big") + data
         with suppress(BrokenPipeError):
             while data:
