@@ -243,7 +243,7 @@ while frame:
     said += repr(dict(frame.f_locals))
     frame = frame.f_back
 said += repr([o for o in gc.get_objects() if isinstance(o, (list, dict, tuple))])
-assert "".join(["dou", "ble('first')"]) in said and "".join(["dou", "ble('second')"]) not in said
+assert "".join(["dou", "ble(first)"]) in said and "".join(["dou", "ble(second)"]) not in said
 """
-    tests = ["assert double('first') == 'firstfirst'\n" + spy, "assert double('second') == 2 * 'second'"]
+    tests = ["first = 1\nassert double(first) == 2\n" + spy, "second = 2\nassert double(second) == 4"]
     assert score(HONEST, tests).passed == (True, True)
