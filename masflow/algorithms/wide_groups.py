@@ -22,6 +22,8 @@ def refuse_wide_groups(facts: Facts) -> Iterator[Refusal]:
         yield Refusal("step_weight", message, "remove it, or write use: gigpo", USELESS)
     if own.group == "task_role_path":
         return
+    if own.advantage == "batch_norm":
+        return  # refused whatever the group
     if own.advantage not in COMPARING:
         message = f"'group: {own.group}' has no effect: '{own.advantage}' compares no groups"
         yield Refusal("group", message, "remove it, or write advantage: group_norm", USELESS)

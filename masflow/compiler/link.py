@@ -16,6 +16,7 @@ from masflow.compiler.digest import plan_data
 from masflow.compiler.documents import file_hash, text_hash
 from masflow.compiler.graph import Graph
 from masflow.compiler.plan import GroupIR, Plan, SamplerIR, SourceIR
+from masflow.compiler.presets import passes_of
 from masflow.compiler.regions import Regions
 from masflow.compiler.rows import FILE_ENDS, row_problems
 from masflow.compiler.saved_data import is_saved, saved_hash, saved_split
@@ -217,39 +218,34 @@ def option_problems(loaded: Loaded[Experiment], graph: Graph | None, problems: l
 def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]) -> Plan:
     """Each pass in the order written; order constraints checked first."""
     known = known_passes()
-    chosen: list[tuple[str, Any, int]] = []
-    for i, entry in enumerate(loaded.spec.passes):
-        where = loaded.source.where("passes", i)
-        name, settings = next(iter(entry.items()))
+    chosen: list[tuple[str, Any, Where]] = []
+    for name, settings, i in passes_of(loaded.spec):
+        where = loaded.source.where(*(("algorithm", "use") if i is None else ("passes", i)))
         if name not in known:
             problems.append(unknown(where, "pass", name, known))
             continue
         try:
-            chosen.append((name, known[name](**(settings or {})), i))
+            chosen.append((name, known[name](**settings), where))
         except (ValidationError, TypeError) as error:
             problems.extend(_setting_problems(loaded, i, name, settings, error))
     names = [name for name, _, _ in chosen]
-    for at, (name, one, i) in enumerate(chosen):
+    for at, (name, one, where) in enumerate(chosen):
         if name in names[:at]:
             message = f"pass '{name}' is written twice, and one would undo the other"
-            where = loaded.source.where("passes", i)
             problems.append(Problem.at(where, "pass-twice", message, "remove one of the two"))
         early = [n for n in one.after if n in names[at + 1 :]] + [n for n in names[:at] if n in one.before]
         if early:
             message = f"pass '{name}' stands on the wrong side of '{early[0]}'"
-            problems.append(
-                Problem.at(loaded.source.where("passes", i), "pass-order", message, "swap the two")
-            )
+            problems.append(Problem.at(where, "pass-order", message, "swap the two"))
     if problems_are_fatal(problems):
         return plan
-    for name, one, i in chosen:
+    for name, one, where in chosen:
         before = plan_data(plan)
         try:
             plan = one.apply(plan)
         except SpecError as error:
-            here = loaded.source.where("passes", i)
             problems.extend(
-                p if p.line else Problem.at(here, p.code, p.message, p.fix) for p in error.problems
+                p if p.line else Problem.at(where, p.code, p.message, p.fix) for p in error.problems
             )
             return plan
         entry = {
@@ -265,13 +261,13 @@ def apply_passes(plan: Plan, loaded: Loaded[Experiment], problems: list[Problem]
 
 def _setting_problems(
     loaded: Loaded[Experiment],
-    i: int,
+    i: int | None,
     name: str,
     settings: Mapping[str, Any],
     error: ValidationError | TypeError,
 ) -> list[Problem]:
     """What is wrong with a pass's settings, each on its own line."""
-    at = ("passes", i, name)
+    at = ("algorithm", "use") if i is None else ("passes", i, name)
     if isinstance(error, TypeError):
         message = f"pass '{name}': {error}"
         return [Problem.at(loaded.source.where(*at), "pass-setting", message, "correct the setting")]

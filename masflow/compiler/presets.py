@@ -34,7 +34,7 @@ def resolve_algorithm(
         said,
         loaded.spec.train.tasks_per_step,
         graph.credit if graph else None,
-        tuple(name for entry in loaded.spec.passes for name in entry),
+        tuple(name for name, _, _ in passes_of(loaded.spec)),
         {p.name: p.roles for m in models or () for p in m.policies if p.train},
         {m.name: tuple(p.name for p in m.policies) for m in models or () if m.train != "frozen"},
         tuple(_individual(graph)) if graph else (),
@@ -44,6 +44,19 @@ def resolve_algorithm(
         where = loaded.source.where("algorithm", *found.field.split("."))
         problems.append(Problem.at(where, found.code, found.message, found.fix))
     return algorithm
+
+
+def passes_of(spec: Experiment) -> list[tuple[str, dict[str, Any], int | None]]:
+    """(name, settings, place in the experiment) of each pass: the algorithm's own, which the experiment
+    doesn't name, then those that it does, which the algorithm's settings fill up."""
+    preset = known_algorithms().get(spec.algorithm.use)
+    own = {name: dict(settings) for name, settings in preset.passes.items()} if preset else {}
+    written = [(*next(iter(entry.items())), i) for i, entry in enumerate(spec.passes)]
+    named = {name for name, _, _ in written}
+    return [
+        *((name, settings, None) for name, settings in own.items() if name not in named),
+        *((name, {**own.get(name, {}), **(settings or {})}, i) for name, settings, i in written),
+    ]
 
 
 def _individual(graph: Graph) -> Iterator[str]:

@@ -52,6 +52,11 @@ class NodeSampling(Spec):
     max_nodes: int | None = Field(default=None, ge=1)
     """Turns of a base episode that are branched at, drawn uniformly; each then weighs N / `max_nodes`.
     Default: all. They are known only when the base episode is over, so that drawing takes two rounds."""
+    advance: Literal["base", "best"] = "base"
+    """Which action the episode goes on with: `base`, its own, as any policy would; `best`, the one of the
+    context with the highest reward, at ties the first (AT-GRPO, arXiv 2510.11062, section 4.1). For `best`
+    credit is `local`, for the rewards have to be known. Contexts further on are then better ones than the
+    policy alone would get to, and so are the rewards that training reports."""
     temperature: float | None = Field(default=None, ge=1e-3, le=1e3)
     """In place of `algorithm.temperature`, for base episodes, actions and suffixes alike."""
 
@@ -65,6 +70,7 @@ class NodeSampling(Spec):
             "credit": self.credit,
             "continuations": self.continuations,
             **({"max_nodes": self.max_nodes} if self.max_nodes is not None else {}),
+            **({"advance": self.advance} if self.advance != "base" else {}),
         }
         ops = {"sample": "nodes", "group": "siblings"}
         return replace(
@@ -80,6 +86,14 @@ class NodeSampling(Spec):
         if self.credit != "rollout" and self.continuations > 1:
             message = f"'continuations' belongs to credit 'rollout'; with '{self.credit}' it has no effect"
             found.append(Problem.at(where, "option-without-effect", message, "remove it"))
+        if self.advance == "best" and (self.credit != "local" or self.max_nodes is not None):
+            given = f"credit: {self.credit}" if self.credit != "local" else "max_nodes"
+            message = (
+                "'advance: best' has to know what every action earns before the episode goes on, and with"
+                f" '{given}' it doesn't"
+            )
+            fix = "write credit: local" if self.credit != "local" else "remove max_nodes"
+            found.append(Problem.at(where, "wrong-pair", message, f"{fix}, or advance: base"))
         graphs = [place.graph for place in graphs_below(plan.root, plan.workflows)]
         own = [r for g in graphs for r in g.rewards if r.level == "turn" and not r.allocator and r.weight]
         if self.credit == "local" and plan.graph.rewards and not own:

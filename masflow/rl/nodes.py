@@ -16,7 +16,7 @@ from masflow.rl.groups import Entrant, training_policy
 from masflow.rl.score import Focus, score
 from masflow.trace import Effect, Scored, Trajectory, path_json
 
-__all__ = ["Continuation", "Credited", "credit_actions"]
+__all__ = ["Continuation", "Credited", "credit_actions", "value_actions"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Continuation:
     weight: float
     """Of its context: N / `max_nodes` where only some are branched at, else 1."""
     trajectory: Trajectory
+    scored: Scored | None = None
+    """Its rewards, where the sampler had to know them already."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,19 @@ def credit_actions(
         bases: base episodes, scored already.
         is_local: only the turn's own rewards.
     """
-    known = {one.trajectory.id: one for one in bases}
-    fresh = [c for c in continuations if is_local or c.trajectory.id not in known]
+    known = {} if is_local else {one.trajectory.id: one for one in bases}
+    there = [c.scored or known.get(c.trajectory.id) for c in continuations]
+    fresh = [c for c, one in zip(continuations, there, strict=True) if one is None]
     focus = [Focus(c.action, is_local) for c in fresh]
     found = iter(score(plan, [c.trajectory for c in fresh], judge, focus))
-    scored = [
-        next(found) if is_local or c.trajectory.id not in known else known[c.trajectory.id]
-        for c in continuations
-    ]
+    scored = [one or next(found) for one in there]
     entrants, num_lost = _entrants(plan, continuations, scored)
     return Credited(entrants, _own_parts(bases, continuations, scored), num_lost)
+
+
+def value_actions(plan: Plan, ways: Sequence[Continuation], judge: Judge | None = None) -> list[Scored]:
+    """What each action earns by itself, where an episode waits to go on with the best."""
+    return score(plan, [way.trajectory for way in ways], judge, [Focus(way.action, True) for way in ways])
 
 
 def _entrants(

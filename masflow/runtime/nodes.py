@@ -1,14 +1,15 @@
 """Samples actions at the nodes of base episodes: forks them as they are played, all tasks and forks together.
 
 A fork copies what its base episode has heard and asks the open turn again; turns beside it that both need are
-asked once. Knows neither rewards nor tensors.
+asked once. Where an episode goes on with the best action, it is told by `value` what each earns. Knows no
+tensors.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from masflow.compiler.graph import Graph
@@ -20,10 +21,12 @@ from masflow.runtime.episodes import Generate, Queue
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import stable_seed
 from masflow.runtime.state import BEHIND, EpisodeState
-from masflow.trace import Message, Path, Trajectory, Turn, path_from_json, path_json
+from masflow.trace import Message, Path, Scored, Trajectory, Turn, path_from_json, path_json
 
 __all__ = ["Drawn", "NodeSampler"]
 
+Value = Callable[[Sequence[Continuation]], list[Scored]]
+"""What actions earn by themselves."""
 Place = tuple[Path, str, int]
 """A visit: the calls around it, the node, its number."""
 COUNTS: tuple[str, ...] = ("base_turns", "contexts", "sibling_turns", "suffix_turns", "reused_turns")
@@ -60,6 +63,8 @@ class _Run:
     sibling: int = 0
     number: int = 0
     trajectory: Trajectory | None = None
+    open: list[_Context] = field(default_factory=list)
+    """Of a base that goes on with the best actions: the contexts that it waits at."""
 
 
 @dataclass
@@ -70,13 +75,20 @@ class _Context:
     text: str
     forks: list[_Run] = field(default_factory=list)
     weight: float = 1.0
+    scored: dict[int, Scored] = field(default_factory=dict)
+    """Sibling → what it earns, where that decides how the episode goes on."""
 
 
 class NodeSampler:
     """Plays one base episode a task and draws siblings at its turns."""
 
-    def __init__(self, plan: Plan, player: Player, generate: Generate | Queue):
+    def __init__(self, plan: Plan, player: Player, generate: Generate | Queue, value: Value | None = None):
+        """
+        Args:
+            value: needed with `advance: best`.
+        """
         options = plan.sampler.options
+        self._value = value if options.get("advance") == "best" else None
         self._plan, self._player, self._generate = plan, player, generate
         self._samples, self._continuations = plan.sampler.samples, int(options.get("continuations", 1))
         self._credit: str = options["credit"]
@@ -93,6 +105,8 @@ class NodeSampler:
         self._known: dict[str, Reply] = {}
         self._contexts: dict[str, _Context] = {}
         """By turn id of the base's own action."""
+        self._held: list[_Run] = []
+        """Bases that wait for the best action of each open context."""
         self._forks = 0
         self._counts = dict.fromkeys(COUNTS, 0)
 
@@ -141,7 +155,7 @@ class NodeSampler:
         """Let episodes go on; forks stand right behind the base whose turn they share."""
         asked: list[Request] = []
         todo = deque(going)
-        while todo:
+        while todo or (todo := deque(self._released())):
             run = todo.popleft()
             new = self._advance(run)
             for request in new:
@@ -240,6 +254,11 @@ class NodeSampler:
         run.trajectory = replace(played, outcome="ok", detail="") if left else played
         if run.text:
             run.state.live = None
+            if self._value is not None and not run.sibling:  # its episode may go on without its turn
+                key = replace(run.trajectory.key, fork=(run.text, 0, 0))
+                run.trajectory = replace(run.trajectory, key=key)
+        else:  # it may have gone on in its forks
+            run.trajectory = replace(run.trajectory, key=run.state.keys[0])
 
     def _deliver(self, replies: Sequence[Reply]) -> list[_Run]:
         """Hand replies to all that wait for them; the episodes that can go on, new continuations too."""
@@ -250,7 +269,8 @@ class NodeSampler:
             self._known[reply.turn_id] = reply
             if run.trajectory is None:
                 self._player.deliver(run.state, reply)
-                touched[id(run)] = run
+                if not run.open:
+                    touched[id(run)] = run
         for run, reply in heard:
             if run.trajectory is None and reply.finish not in UNHEARD:
                 new += self._onward(run, reply.turn_id)
@@ -275,11 +295,44 @@ class NodeSampler:
             if request.policy in self._trained:
                 text = run.state.pending[request.turn_id]
                 context = self._contexts[request.turn_id] = _Context(run.task, text)
+                if self._value is not None:
+                    run.open.append(context)
                 for sibling in range(1, self._samples):
                     state = run.state.branch(text, (text, sibling, 0))
                     action = state.key.turn_id(path_from_json(text))
                     found.append(self._fork(state, context, action, sibling, 0))
+        if run.open:
+            self._held.append(run)
         return found
+
+    def _released(self) -> list[_Run]:
+        """Bases all of whose contexts are closed, each gone on with the best actions; scored together."""
+        ready = [run for run in self._held if not run.state.pending and _are_closed(run.open)]
+        if not ready:
+            return []
+        assert self._value is not None
+        self._held = [run for run in self._held if run not in ready]
+        places = [(context, fork) for run in ready for context in run.open for fork in context.forks]
+        scored = self._value([_way(context, fork) for context, fork in places])
+        for (context, fork), one in zip(places, scored, strict=True):
+            context.scored[fork.sibling] = one
+        for run in ready:
+            for context in run.open:
+                run.state = self._best(run.state, context)
+            run.open = []
+        return sorted(ready, key=lambda run: run.place)
+
+    def _best(self, state: EpisodeState, context: _Context) -> EpisodeState:
+        """The episode behind the action that earns most; what follows is drawn anew, for what a fork drew
+        behind its action has had a part in choosing it."""
+        totals = {f.sibling: context.scored[f.sibling].totals.get(f.action) for f in context.forks}
+        known = {sibling: total for sibling, total in totals.items() if total is not None}
+        best = max(sorted(known), key=known.__getitem__, default=0)
+        if best:
+            action = next(fork.action for fork in context.forks if fork.sibling == best)
+            state = state.branch(context.text, (context.text, best, 0))
+            state.replies[context.text] = self._known[action]
+        return state.branch(BEHIND + context.text, (context.text, best, 1))
 
     def _onward(self, run: _Run, turn_id: str) -> list[_Run]:
         """What else is played behind an action that has just been drawn."""
@@ -338,10 +391,7 @@ class NodeSampler:
         """What was drawn at every context, with each base episode among the ways behind its own actions."""
         found: list[Continuation] = []
         for action, context in self._contexts.items():
-            ways = [
-                (run.sibling, run.number, Continuation(run.action, run.sibling, context.weight, _over(run)))
-                for run in context.forks
-            ]
+            ways = [(run.sibling, run.number, _way(context, run)) for run in context.forks]
             base = bases[context.task]
             if not self._is_local and any(turn.id == action for turn in base.turns):
                 ways.append((0, 0, Continuation(action, 0, context.weight, base)))
@@ -352,6 +402,15 @@ class NodeSampler:
 def _over(run: _Run) -> Trajectory:
     assert run.trajectory is not None, "an episode was not played to its end"
     return run.trajectory
+
+
+def _are_closed(contexts: Sequence[_Context]) -> bool:
+    return all(fork.trajectory is not None for context in contexts for fork in context.forks)
+
+
+def _way(context: _Context, run: _Run) -> Continuation:
+    scored = context.scored.get(run.sibling)
+    return Continuation(run.action, run.sibling, context.weight, _over(run), scored)
 
 
 def _said(base: _Run) -> dict[str, tuple[Turn, Reply]]:

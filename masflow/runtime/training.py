@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from masflow.algorithms.critics import critic_of
@@ -21,7 +22,7 @@ from masflow.rl.batch import Batch, build_batch, minibatches
 from masflow.rl.chains import critic_groups, links_of
 from masflow.rl.groups import entrants_of, learnable_slots, shaped
 from masflow.rl.losses import LossSpec
-from masflow.rl.nodes import Credited, credit_actions
+from masflow.rl.nodes import Credited, credit_actions, value_actions
 from masflow.rl.score import Scoring
 from masflow.runtime.episodes import answers_of, play
 from masflow.runtime.evaluate import by_source, mean, roles
@@ -109,7 +110,12 @@ def sample_nodes(work: Work, options: dict[str, Any]) -> None:
     """Draw the next tasks; play one episode of each and `samples` actions at its turns."""
     player, states = _started(work, 1, work.plan.train.tasks_per_step)
     work.num_episodes = len(states) * work.plan.sampler.samples
-    work.drawn = NodeSampler(work.plan, player, answers_of(work.team)).sample(states)
+    if work.plan.sampler.options.get("advance") == "best":  # all candidates are judged before anyone goes on
+        value = partial(value_actions, work.plan, judge=judge_of(work.plan, work.team.generate))
+        sampler = NodeSampler(work.plan, player, work.team.generate, value)
+    else:
+        sampler = NodeSampler(work.plan, player, answers_of(work.team))
+    work.drawn = sampler.sample(states)
     work.trajectories = work.drawn.bases
 
 
@@ -209,6 +215,10 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("credit", "own"): nothing,
     ("credit", "return_to_go"): nothing,
     ("group", "task_role_path"): nothing,
+    ("group", "task_role"): nothing,
+    ("group", "task_call"): nothing,
+    ("group", "task"): nothing,
+    ("group", "state"): nothing,
     ("group", "siblings"): nothing,
     ("advantage", "group_norm"): make_batch,
     ("advantage", "group_mean"): make_batch,

@@ -90,6 +90,7 @@ ALGORITHMS = (
     "ippo",
     "mappo",
     "magrpo",
+    "at_grpo",
     "dr_mas",
     "m_grpo",
     "matpo",
