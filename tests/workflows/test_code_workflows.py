@@ -46,6 +46,19 @@ def test_one_role_alone_tries_again_and_is_paid_the_change(team, episode):
     assert "not x + 3 code" in played.prompts("code")[1]
 
 
+@pytest.mark.parametrize(
+    ("mapping", "policies"),
+    [
+        ("shared", {"policy"}),
+        ("separate", {"own.planner", "own.coder", "own.reflector"}),
+        ("reflective_code", {"thinker", "own.coder"}),
+    ],
+)
+def test_who_shares_a_model_is_the_mapping_alone(team, mapping, policies):
+    for name in ("reflective_code", "small/reflective_code"):
+        assert {p.name for p in team(name, mapping).policies} == policies
+
+
 # -- the real sandbox -----------------------------------------------------------------------------
 
 MBPP = {

@@ -63,3 +63,15 @@ def test_the_answer_is_hidden_from_every_role(team, episode):
     played = episode(team("math_team"), {**TASK, "answer": "987654"}, script)
     assert len(played.turns) == 4
     assert not any("987654" in r.messages[-1].content for r in played.engine.requests)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "policies"),
+    [
+        ("shared", {"policy"}),
+        ("separate", {"own.solver", "own.verifier", "own.refiner", "own.finalizer"}),
+        ("math_team", {"writer", "own.verifier", "own.finalizer"}),
+    ],
+)
+def test_who_shares_a_model_is_the_mapping_alone(team, mapping, policies):
+    assert {p.name for p in team("math_team", mapping).policies} == policies

@@ -18,11 +18,11 @@ WORDS = {"+": ("add", "gain", "join"), "-": ("cut", "drop", "lose"), "*": ("time
 Program = tuple[tuple[str, int], tuple[str, int]]
 """Two operations on x, in order, each with its number."""
 
-EVAL_ROWS, DEMOS, TESTS, ROUNDS = 200, 3000, 4, 2
-BAD_PLAN_FRAC = 0.6
+EVAL_ROWS, DEMOS, TESTS, ROUNDS = 200, 2000, 4, 2
+BAD_PLAN_FRAC = 0.5
 """How often a demonstrated plan has its second operation wrong, always in the same way: what is wrong in many
 ways would be drawn seldom at a low temperature."""
-BAD_CODE_FRAC = 0.6
+BAD_CODE_FRAC = 0.45
 """How often demonstrated code leaves the brackets out where that matters, else the second operation."""
 BAD_REASON_FRAC = 0.4
 """How often a demonstrated reflection names the first operation."""

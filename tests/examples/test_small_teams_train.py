@@ -1,0 +1,38 @@
+"""The small experiments of math_team and reflective_code take every step of a run, cut short."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from masflow.runtime.launch import launch
+
+SMALL = Path(__file__).parents[2] / "examples" / "small"
+SHORT = {
+    "warm_start.steps": "60",
+    "warm_start.batch": "16",
+    "warm_start.optimizer.warmup_steps": "5",
+    "train.steps": "1",
+    "train.eval_every": "1",
+    "train.tasks_per_step": "8",
+    "eval.limit": "16",
+}
+ROLES = {
+    "math_team": {"solver", "verifier", "refiner", "finalizer"},
+    "single_math_team": {"solver"},
+    "reflective_code": {"planner", "coder", "reflector"},
+    "single_reflective_code": {"coder"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROLES)
+def test_a_small_experiment_warms_up_every_role_and_takes_a_step(name, tmp_path):
+    launch(SMALL / f"{name}.yaml", None, None, SHORT, tmp_path / "run", False, as_json=True)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["policies"]["policy"]["loss"] for line in lines if line["kind"] == "warm_start"]
+    assert len(losses) == 60 and losses[-1] < losses[0] / 4  # from about ln(vocabulary) on
+    (step,) = (line for line in lines if line["kind"] == "train")
+    assert set(step["roles"]) == ROLES[name]
+    assert step["batch"]["learnable_group_frac"] > 0 and step["policies"]["policy"]["grad_norm"] > 0
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [0, 1]
