@@ -51,12 +51,6 @@ def refuse_critic(facts: Facts) -> Iterator[Refusal]:
     if own.kl.weight and own.kl.place == "reward":
         message = "with a critic the KL stands in the loss: values would have to foresee the penalty"
         yield Refusal("kl.place", message, "write place: loss")
-    if own.advantage == "turn_gae" and facts.credit == "own":
-        message = (
-            "'turn_gae' adds up what each turn of a chain brings, and with 'credit: own' a reward of a whole"
-            " episode would be counted once a turn"
-        )
-        yield Refusal("advantage", message, "write credit: return_to_go in the workflow, or use: ppo")
     if own.advantage == "turn_gae" and own.gae is not None and own.gae.gamma is not None:
         message = "'gamma' is a token's discount; between turns the workflow's 'discount' holds"
         yield Refusal("gae.gamma", message, "remove it; write discount: … in the workflow", USELESS)

@@ -43,20 +43,24 @@ def links_of(
 ) -> list[Link]:
     """The critic's turns, in the order of the entrants.
 
-    With returns G (`return_to_go`, discount g a superstep) a turn's reward is G_t - g^(s_next - s_t) G_next:
-    its own and whatever was paid to anybody after it, up to its successor. So with values of 0 and lambda 1
-    an advantage is the return. Turns that don't train (masked, unscored, dropped) are no links: what they
-    were paid accrues to the link before them. An attempt that was asked again is a chain of its own.
+    What a turn is credited with is its return G, however credit was given; its reward is
+    G_t - g^(s_next - s_t) G_next, so that nothing is counted twice, and with values of 0 and lambda 1 an
+    advantage is the return. Under `return_to_go` (discount g a superstep) that is its own and whatever was
+    paid to anybody after it, up to its successor; so what turns that don't train (masked, unscored, dropped)
+    were paid accrues to the link before them: they are no links. Under `own` there is no discount (g = 1),
+    and what a whole episode was paid comes with a chain's last turn. An attempt that was asked again is a
+    chain of its own.
     """
     mine = [e for e in entrants if e.turn.member in critic.roles]
     whole = {one.trajectory.id: one.trajectory for one in scored}
     texts: dict[str, str] = {}
     if critic.central:
         texts = {e.turn.id: team_state(whole[e.episode], e.turn, critic.roles) for e in mine}
+    discount = plan.graph.discount if plan.graph.credit == "return_to_go" else 1.0
     after: dict[str, Entrant] = {}
     if plan.algorithm.advantage != "gae":
         after = _successors(mine, {i for one in whole.values() for i in superseded(one)}, critic.central)
-    return [_link(e, after.get(e.turn.id), plan.graph.discount, minibatch_of, texts) for e in mine]
+    return [_link(e, after.get(e.turn.id), discount, minibatch_of, texts) for e in mine]
 
 
 def _link(

@@ -113,11 +113,6 @@ def test_a_wrong_pair_is_refused_with_its_reason(toy: Toy, algorithm: str, code:
     assert [(p.code, why in p.message, bool(p.fix)) for p in caught.value.problems] == [(code, True, True)]
 
 
-def test_whole_turns_need_rewards_that_flow_back_once(toy: Toy):
-    with pytest.raises(SpecError, match="would be counted once a turn"):
-        plan_of(toy, "turn_ppo", to_go=False)
-
-
 def test_node_sampling_and_a_critic_exclude_each_other(toy: Toy):
     with pytest.raises(SpecError, match="'node_sampling' compares actions drawn from one context"):
         plan_of(toy, "{use: ppo}\npasses: [node_sampling]", to_go=False)

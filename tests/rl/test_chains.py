@@ -36,9 +36,10 @@ def links(plan: Callable[..., Plan]) -> Links:
         of: CriticIR | None = None,
         use: str = "turn_ppo",
         discount: float = 1.0,
+        credit: Any = "return_to_go",
     ) -> dict[str, Link]:
         algorithm = filled(Algorithm.model_validate({"use": use}))
-        found = plan(algorithm=algorithm, discount=discount)
+        found = plan(algorithm=algorithm, discount=discount, credit=credit)
         entrants = [Entrant(t, episode.id, 0, "task0", totals[t.id]) for t in episode.turns if t.id in totals]
         asked = links_of(found, of or critic(), [Scored(episode, {}, {}, {})], entrants, {0: 3})
         return {link.turn_id: link for link in asked}
@@ -73,6 +74,16 @@ def test_a_discount_counts_the_supersteps_between_two_turns(story: Any, links: L
     returns = dict(zip([t.id for t in turns], (4.0, 8.0, 8.0), strict=True))
     found = facts(links(episode.end(), returns, discount=0.5), turns)
     assert found == [(0, 2.0, 2, 0.25), (1, 8.0, None, 1.0), (2, 8.0, None, 1.0)]
+
+
+def test_where_credit_is_each_turns_own_an_episodes_reward_comes_with_the_last_turn(story: Any, links: Links):
+    # The team was paid 1, once to each turn; the first planner turn was malformed besides (-1): 1 - 1 = 0. So
+    # its chain brings 0 - 1 = -1, then 1 - 1 = 0, then 1. No discount, whatever the graph's default says.
+    episode = story()
+    turns = [episode.say("planner") for _ in range(3)]
+    totals = dict(zip([t.id for t in turns], (0.0, 1.0, 1.0), strict=True))
+    found = facts(links(episode.end(), totals, discount=0.5, credit="own"), turns)
+    assert found == [(0, -1.0, 1, 1.0), (1, 0.0, 2, 1.0), (2, 1.0, None, 1.0)]
 
 
 def test_a_central_critics_chain_crosses_roles(story: Any, links: Links):
