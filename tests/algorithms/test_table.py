@@ -9,11 +9,14 @@ import importlib
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from masflow.algorithms import COMMON, Preset, filled, known_algorithms
+from masflow.compiler.graph import Graph
+from masflow.compiler.presets import UPDATES, default_stages
+from masflow.runtime.training import operator
 from masflow.spec.base import Spec
 from masflow.spec.experiment import ALGORITHMS, Algorithm
 
@@ -70,6 +73,19 @@ def test_a_preset_says_where_it_comes_from_and_is_short(name: str):
     assert preset.says and preset.differs
     assert papers[0] in doc, f"name the paper, its equation and the defaults in the docstring of {file.name}"
     assert "Default" in doc
+
+
+def test_every_stage_that_an_algorithm_may_ask_for_has_an_operator():
+    graph, fields = Graph("w", credit="own"), Algorithm.model_fields
+    for field in ("group", "advantage"):
+        values = get_args(get_args(fields[field].annotation)[0])
+        assert len(values) > 4
+        for value in values:
+            resolved = filled(Algorithm.model_validate({field: value, "dynamic": {}}))
+            assert all(operator(stage) for stage in default_stages(graph, resolved))
+    for ratio, clip in UPDATES:
+        resolved = filled(Algorithm.model_validate({"ratio": ratio, "clip": clip}))
+        assert all(operator(stage) for stage in default_stages(graph, resolved))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
