@@ -1,9 +1,12 @@
 """dense: exact search over embeddings that a tiny model makes; stored, shared, refused where it can't be."""
 
 import json
+import os
 import random
 import subprocess
 import sys
+import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -74,10 +77,15 @@ def texts_of(corpus):
     return [json.loads(line)["text"] for line in Path(corpus).read_text().splitlines()]
 
 
+@cache
+def loaded(folder):
+    return transformers.AutoTokenizer.from_pretrained(folder), transformers.AutoModel.from_pretrained(folder)
+
+
 def reference(folder, text, pooling, normalize):
     """One text alone, without padding, from the model's documented output."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = loaded(folder)
+    model.eval()
     with torch.no_grad():
         hidden_TD = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].double()
     vector_D = {"mean": hidden_TD.mean(0), "last": hidden_TD[-1], "cls": hidden_TD[0]}[pooling]
@@ -141,6 +149,64 @@ def test_embeddings_are_stored_once_in_the_wanted_type_and_mapped(made, corpus, 
     assert len([p for p in (tmp_path / "cache/dense").iterdir() if not p.name.startswith(".")]) == 3
 
 
+def forked(work):
+    """The id of a process that does `work()`; its exit code says whether that was well."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            dense._embedded.cache_clear()
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended(*children):
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def test_one_process_embeds_and_all_map_the_same_file(made, corpus, tmp_path, monkeypatch):
+    settings, embed = {"corpus": corpus, "model": made("bert")}, Embedder.__call__
+
+    def slowly(self, texts, batch):
+        if len(texts) > 1:  # the corpus
+            with (tmp_path / "embedded").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            time.sleep(0.2)
+        return embed(self, texts, batch)
+
+    monkeypatch.setattr(Embedder, "__call__", slowly)
+    dense._embedder(settings["model"], "mean", True, None, "cpu").load()
+
+    def searches():
+        found = make(settings)(query="w1 w2")
+        (entry,) = (tmp_path / "cache/dense").glob("*/embeddings.npy")
+        maps = Path("/proc/self/maps").read_text()
+        (tmp_path / f"found{os.getpid()}").write_text(json.dumps(found))
+        return str(entry) in maps
+
+    children = [forked(searches) for _ in range(3)]
+    assert ended(*children) == [0, 0, 0]
+    assert len((tmp_path / "embedded").read_text().split()) == 1
+    assert len({(tmp_path / f"found{child}").read_text() for child in children}) == 1
+    assert ended(forked(searches)) == [0]  # later, when all others are gone
+    assert len((tmp_path / "embedded").read_text().split()) == 1
+
+
+def test_a_process_that_dies_while_it_embeds_leaves_no_half_index(made, corpus, monkeypatch):
+    settings, embed = {"corpus": corpus, "model": made("bert")}, Embedder.__call__
+
+    def dies(self, texts, batch):
+        os._exit(7)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Embedder, "__call__", dies)
+        assert ended(forked(lambda: make(settings))) == [7]
+    assert Embedder.__call__ is embed
+    assert ended(forked(lambda: len(make(settings)(query="w1")["ids"]) == 5)) == [0]
+
+
 def test_damaged_embeddings_are_made_again(made, corpus, tmp_path):
     settings = {"corpus": corpus, "model": made("bert")}
     answer = make(settings)(query="w1 w2")
@@ -168,7 +234,7 @@ def test_a_query_without_tokens_finds_nothing_and_a_passage_without_them_is_far(
     found = make({"corpus": corpus, "model": made("bert"), "top_k": 61})(query="w1")
     assert found["scores"][found["ids"].index("none")] == 0
     with pytest.raises(TypeError, match="query must be text, got 3"):
-        make({"corpus": corpus, "model": made("bert")})(query=3)
+        make({"corpus": corpus, "model": made("bert")})(query=3)  # type: ignore[arg-type]
 
 
 def test_numbers_that_float16_cannot_hold_stop_with_the_fix(made, corpus, tmp_path):
