@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.errors import RunError
 from masflow.models.engine import Reply, Request, SamplingParams
-from masflow.models.weights import checksum
 from masflow.rl.batch import TrainRow
 from masflow.rl.losses import LossSpec
 from masflow.runtime.backend import Actor, Ask
@@ -41,6 +40,24 @@ class Asked(LocalBackend):
         if ask is not None:
             self.asks[name] = ask
         return super().spawn(name, cls, *args)
+
+
+@dataclass
+class Learned:
+    """What four optimizer steps showed."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of AdamW."""
+    norm: float = 0.0
+    """Of the first step's gradient, clipped."""
+    moved: set[str] = field(default_factory=set)
+    """Weights that the first step changed."""
+    passes: int = 0
+    """Of the first layer with gradients."""
+
+    def count(self, has_gradients: bool) -> None:
+        self.passes += has_gradients
 
 
 @dataclass
@@ -88,19 +105,42 @@ class Side:
         asked = [Request(f"{self.policy}-{i}-{text}", self.policy, said, how, i) for i in range(number)]
         return (self.group if self.model.endpoint is None else self.served).generate(asked)
 
-    def learn(self, *steps: int) -> list[dict[str, float]]:
-        """Metrics of one real optimizer step each, of a run of four."""
-        found = []
-        for step in steps:
+    @cached_property
+    def learned(self) -> Learned:
+        """Four real optimizer steps of a run of four."""
+        found = Learned()
+        layer = self.worker.base.model.model.layers[0]
+        for step in range(4):
             replies = self.ask(4, f"say red {step}")
-            rows = [TrainRow(r.turn_id, self.policy, (-1.0) ** i, 0.5, 0, 1.0) for i, r in enumerate(replies)]
-            found.append(self.group.update(self.policy, rows, LossSpec(), step, 4))
+            paid = zip(replies, (1.0, -0.5, 0.75, -0.25), strict=True)  # equal replies don't cancel out
+            rows = [TrainRow(reply.turn_id, self.policy, gain, 0.5, 0, 1.0) for reply, gain in paid]
+            before = {n: w.detach().clone() for n, w in self.worker.base.model.named_parameters()}
+            counts = layer.mlp.register_forward_pre_hook(lambda *_: found.count(torch.is_grad_enabled()))
+            found.metrics.append(self.group.update(self.policy, rows, LossSpec(), step, 4))
+            counts.remove()
+            if step == 0:
+                now = dict(self.worker.base.model.named_parameters())
+                found.moved = {name for name in now if not torch.equal(now[name], before[name])}
+                found.norm = self._clipped_norm()
+        found.settings = dict(self._optimizer.param_groups[0])
         return found
 
+    @property
+    def _optimizer(self) -> torch.optim.AdamW:
+        optimizer = self.worker.policies.learners[self.policy].optimizer
+        assert optimizer is not None
+        return optimizer
+
+    def _clipped_norm(self) -> float:
+        """Adam's first moment after one step is (1 - beta1) times the clipped gradient."""
+        moments = [state["exp_avg"].square().sum() for state in self._optimizer.state.values()]
+        return float(torch.stack(moments).sum().sqrt()) / (1 - self._optimizer.param_groups[0]["betas"][0])
+
     def ask_of(self, kind: str) -> Ask:
-        """What the first process of this kind takes."""
+        """What the first process that speaks, or learns, takes."""
         assert self.group
-        return self.backend.asks[f"{self.model.name}/{kind}0"]
+        asks = self.backend.asks
+        return asks.get(f"{self.model.name}/{kind}0") or asks[f"{self.model.name}/worker0"]
 
 
 def inside(actor: Actor) -> Worker:
@@ -115,39 +155,25 @@ def members(side: Side) -> list[str]:
     return [role for role, policy in side.worker.policies.of_member.items() if policy == side.policy]
 
 
-def group_of(key: str) -> Callable[[Side], Any]:
-    """A setting of AdamW after a step."""
-
-    def see(side: Side) -> Any:
-        side.learn(0)
-        optimizer = side.worker.policies.learners[side.policy].optimizer
-        assert optimizer is not None
-        return optimizer.param_groups[0][key]
-
-    return see
+def setting(key: str) -> Callable[[Side], Any]:
+    return lambda side: side.learned.settings[key]
 
 
-def rates(side: Side) -> list[float]:
-    return [round(metrics["lr"], 6) for metrics in side.learn(0, 1, 2, 3)]
-
-
-def clipped_norm(side: Side) -> float:
-    """Adam's first moment after one step is (1 - beta1) times the clipped gradient."""
-    [metrics] = side.learn(0)
-    optimizer = side.worker.policies.learners[side.policy].optimizer
-    assert optimizer is not None and metrics["grad_norm"] > 1e-3
-    moments = [state["exp_avg"].square().sum() for state in optimizer.state.values()]
-    return round(float(torch.stack(moments).sum().sqrt()) / (1 - optimizer.param_groups[0]["betas"][0]), 4)
+def rate_at(step: int) -> Callable[[Side], float]:
+    return lambda side: side.learned.metrics[step]["lr"]
 
 
 def moves(side: Side) -> str:
-    before = checksum(side.worker.policies.weights)
     try:
-        side.learn(0)
+        moved = side.learned.moved
     except RunError as error:
         assert "is frozen" in str(error)
         return "frozen"
-    return "full" if checksum(side.worker.policies.weights) != before else "adapter"
+    return "adapter" if all("lora_" in name for name in moved) else "full"
+
+
+def embeddings_move(side: Side) -> bool:
+    return any("embed" in name for name in side.learned.moved)
 
 
 def layers(side: Side) -> list[tuple[str, Any]]:
@@ -179,14 +205,20 @@ def starts_from(run: str, file: str) -> Callable[[Side], bool]:
     return see
 
 
-def embeddings_move(side: Side) -> bool:
-    weight = side.worker.base.model.get_input_embeddings().weight
-    before = weight.detach().clone()
-    side.learn(0)
-    return not torch.equal(weight, before)
+def embedding_std(side: Side) -> float:
+    """Of another policy's making: before anything is learned here, or with frozen embeddings."""
+    return round(float(side.worker.base.model.get_input_embeddings().weight.std()), 1)
 
 
-def tokens_of(word: str) -> Callable[[Side], int]:
+def knows(letter: str) -> Callable[[Side], bool]:
+    def see(side: Side) -> bool:
+        tokenizer = side.worker.base.tokenizer
+        return tokenizer.convert_tokens_to_ids(letter) != tokenizer.unk_token_id
+
+    return see
+
+
+def num_tokens(word: str) -> Callable[[Side], int]:
     return lambda side: len(side.worker.base.tokenizer.tokenize(word))
 
 
@@ -200,16 +232,6 @@ def four_bits(side: Side) -> bool:
         return getattr(side.worker.base.model, "is_loaded_in_4bit", False)
     except RunError as error:
         return "4 bits need" in str(error)
-
-
-def passes(side: Side) -> int:
-    """Forward passes of a layer where gradients are taken, in one optimizer step."""
-    seen = [0]
-    [layer] = side.worker.base.model.model.layers
-    side.ask(4, "say red 0")
-    layer.mlp.register_forward_pre_hook(lambda *_: seen.__setitem__(0, seen[0] + torch.is_grad_enabled()))
-    side.learn(0)
-    return seen[0]
 
 
 def body(key: str) -> Callable[[Side], Any]:

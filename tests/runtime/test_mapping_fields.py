@@ -31,24 +31,23 @@ from tests.runtime.mapping_sides import (
     at_once,
     bearer,
     body,
-    clipped_norm,
+    embedding_std,
     embeddings_move,
     engine,
     four_bits,
-    group_of,
     kinds,
+    knows,
     members,
     moves,
-    passes,
+    num_tokens,
     path,
     prompt,
     rank,
-    rates,
+    rate_at,
     scaling,
+    setting,
     starts_from,
-    strategy,
     targets,
-    tokens_of,
     waits,
     worlds,
 )
@@ -72,221 +71,164 @@ TEMPLATE = (
 )
 
 
-# -- the table ------------------------------------------------------------------------------------
+# -- what is written ------------------------------------------------------------------------------
 
-MODELS = "{told: {roles: [caller], %s}, usual: {roles: [echoer]}}"
-LORA = "{told: {roles: [caller], train: lora, %s}, usual: {roles: [echoer], train: lora}}"
-ADAPTER = "{m: {roles: rest, train: lora, adapters: {told: {roles: [caller], %s}, usual: [echoer]}}}"
-SPOKEN = (
-    "{told: {roles: [caller], chat: {template: chat.jinja, %s}},"
-    " usual: {roles: [echoer], chat: {template: chat.jinja}}}"
+OPTIMIZER = (
+    "optimizer: {lr: 0.006, betas: [0.5, 0.75], weight_decay: 0.25, eps: 1.0e-4, warmup_steps: 2,"
+    " schedule: linear, final_lr_frac: 0.5, max_grad_norm: 0.001}"
+)
+LORA = "lora: {rank: 3, alpha: 4.5, targets: [q_proj]}"
+USUAL = "usual: {roles: [echoer]}"
+OWN = (
+    f"{{told: {{roles: [caller], {OPTIMIZER}, gradient_checkpointing: true, context: 48,"
+    " base: {config: {CONFIG24}, init: {embedding_std: 0.2}, freeze: [embeddings],"
+    " tokenizer: {wordpiece: {files: [words.jsonl, other.jsonl], size: 145}}},"
+    " chat: {template: chat.jinja, thinking: true, options: {colour: blue}, tools: template}},"
+    " usual: {roles: [echoer], base: {config: {CONFIG}, tokenizer: {wordpiece: {files: [words.jsonl]}}}}}"
+)
+WHOLE = (
+    "{told: {roles: [caller], dtype: bfloat16, base: {config: {CONFIG},"
+    " tokenizer: {wordpiece: {files: [words.jsonl], whole_words: false}}}}, USUAL}"
+)
+FROZEN = "{told: {roles: [caller], base: FOLDER, train: frozen}, USUAL}"
+HALVED = "{told: {roles: [caller], base: FOLDER, train: frozen, quantize: 4bit}, USUAL}"
+FOLDER = "{told: {roles: [caller], base: {config: {CONFIG}, tokenizer: FOLDER}}, USUAL}"
+EARLIER = "{told: {roles: [caller], init: EARLIER}, USUAL}"
+PER_MODEL = "{m: {roles: rest, per: role}}"
+SHAPED = f"{{told: {{roles: [caller], train: lora, {LORA}}}, usual: {{roles: [echoer], train: lora}}}}"
+ADAPTERS = (
+    "{m: {roles: rest, train: lora, adapters: {told: {roles: [caller], "
+    f"{LORA}, {OPTIMIZER}}}, usual: [echoer]}}}}}}"
+)
+PER_ROLE = "{m: {roles: rest, train: lora, adapters: per_role}}"
+EACH = "{m: {roles: rest, train: lora, adapters: {own: {roles: rest, per: role}}}}"
+ADAPTED = (
+    "{m: {roles: rest, train: lora, adapters: {told: {roles: [caller], init: ADAPTED}, usual: [echoer]}}}"
 )
 SERVED = (
-    "{told: {roles: [caller], model: big, endpoint: {url: 'URL', %s}},"
-    " usual: {roles: [echoer], model: big, endpoint: 'URL'}}"
+    "{told: {roles: [caller], model: told, endpoint: {url: 'URL/a', key_env: TOLD_KEY, max_concurrent: 1,"
+    " retries: 0, options: {top_logprobs: 3}}}, usual: {roles: [echoer], model: usual, endpoint: 'URL'}}"
 )
+PACED = SERVED.replace("retries: 0", "retries: 0, per_minute: 1, timeout_s: 0.1")
+PLAIN = "{told: {roles: [caller]}, USUAL}"
+APART = "told: {placement: separate}"
+PLACED = (
+    "told: {placement: separate, rollout: {workers: 2, cpus: 3, gpus: 0.5, engine: {max_batch_tokens: 77,"
+    " prefix_cache_bytes: 0, decoder: modules}}, trainer: {workers: 2, cpus: 4, gpus: 0.25, strategy: fsdp2}}"
+)
+VLLM = "told: {rollout: {engine: {use: vllm, memory_frac: 0.25}}}, usual: {rollout: {engine: vllm}}"
+USES = "told: {rollout: {engine: vllm}}"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What stands in the mapping, what is looked at, and what is seen at both sides."""
+    """The mapping, what is looked at, and what is seen at the side that is told and at the usual one."""
 
     mapping: str
     see: Callable[[Side], Any]
     told: Any
     usual: Any
-    runtime: str = ""
-    sides: tuple[str, str] = ("told", "usual")
+    place: str = ""
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        return SIDES.get(self.mapping, ("told", "usual"))
 
 
-def _own(says: str, see: Callable[[Side], Any], told: Any, usual: Any, template: str = MODELS) -> Case:
-    sides = {LORA: ("told/default", "usual/default"), ADAPTER: ("m/told", "m/usual")}
-    return Case(template % says, see, told, usual, sides=sides.get(template, ("told", "usual")))
-
-
-def _base(says: str, see: Callable[[Side], Any], told: Any, usual: Any) -> Case:
-    return _own(f"base: {{{says}}}", see, told, usual)
-
-
-def _place(says: str, see: Callable[[Side], Any], told: Any, usual: Any, more: str = "") -> Case:
-    runtime = f"runtime: {{backend: ray, threads: 1, {more}models: {{told: {{{says}}}}}}}\n"
-    return Case(MODELS.replace(", %s", ""), see, told, usual, runtime)
-
-
-def _optimizer(template: str) -> dict[str, Case]:
-    """AdamW's settings, those of the experiment at the other side; lr 0.01 there."""
-    constant = [0.01] * 4
-    cases = {
-        "lr": ("lr: 0.004", rates, [0.004] * 4, constant),
-        "betas": ("betas: [0.5, 0.75]", group_of("betas"), (0.5, 0.75), (0.9, 0.99)),
-        "weight_decay": ("weight_decay: 0.25", group_of("weight_decay"), 0.25, 0.0),
-        "eps": ("eps: 1.0e-4", group_of("eps"), 1e-4, 1e-8),
-        "warmup_steps": ("lr: 0.004, warmup_steps: 2", rates, [0.002, 0.004, 0.004, 0.004], constant),
-        "schedule": ("lr: 0.003, schedule: linear", rates, [0.003, 0.002, 0.001, 0.0], constant),
-        "final_lr_frac": (
-            "lr: 0.006, schedule: linear, final_lr_frac: 0.5",
-            rates,
-            [0.006, 0.005, 0.004, 0.003],
-            constant,
-        ),
-        "max_grad_norm": ("max_grad_norm: 0.001", clipped_norm, 0.001, 1.0),
-    }
-    return {
-        f"optimizer.{k}": _own(f"optimizer: {{{says}}}", see, told, usual, template)
-        for k, (says, see, told, usual) in cases.items()
-    }
-
-
+SIDES = {
+    PER_MODEL: ("m.caller", "m.echoer"),
+    SHAPED: ("told/default", "usual/default"),
+    ADAPTERS: ("m/told", "m/usual"),
+    ADAPTED: ("m/told", "m/usual"),
+    PER_ROLE: ("m/caller", "m/echoer"),
+    EACH: ("m/own.caller", "m/own.echoer"),
+}
+ROLES = ["caller"], ["echoer"]
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def _lora(template: str) -> dict[str, Case]:
+# -- the table ------------------------------------------------------------------------------------
+
+
+def _adamw(mapping: str) -> dict[str, Case]:
+    """The experiment's at the other side: a constant 0.01. Told: 0.003, 0.006, 0.006, 0.003 a step."""
     return {
-        "lora.rank": _own("lora: {rank: 3}", rank, 3, 16, template),
-        "lora.alpha": _own("lora: {alpha: 4}", scaling, 4 / 16, 32 / 16, template),
-        "lora.targets": _own("lora: {targets: [q_proj]}", targets, {"q_proj"}, LINEAR, template),
+        "optimizer.lr": Case(mapping, rate_at(2), 0.006, 0.01),
+        "optimizer.warmup_steps": Case(mapping, rate_at(0), 0.003, 0.01),
+        "optimizer.schedule": Case(
+            mapping, lambda side: rate_at(3)(side) < rate_at(2)(side), told=True, usual=False
+        ),
+        "optimizer.final_lr_frac": Case(mapping, rate_at(3), 0.003, 0.01),
+        "optimizer.betas": Case(mapping, setting("betas"), (0.5, 0.75), (0.9, 0.99)),
+        "optimizer.weight_decay": Case(mapping, setting("weight_decay"), 0.25, 0.0),
+        "optimizer.eps": Case(mapping, setting("eps"), 1e-4, 1e-8),
+        "optimizer.max_grad_norm": Case(mapping, lambda side: round(side.learned.norm, 4), 0.001, 1.0),
     }
 
 
-ROLES = ["caller"], ["echoer"]
+def _shape(mapping: str) -> dict[str, Case]:
+    return {
+        "lora.rank": Case(mapping, rank, 3, 16),
+        "lora.alpha": Case(mapping, scaling, 4.5 / 3, 32 / 16),
+        "lora.targets": Case(mapping, targets, {"q_proj"}, LINEAR),
+    }
+
+
 CASES: dict[str, Case] = {
-    "roles": Case(MODELS.replace(", %s", ""), members, *ROLES),
-    "per": Case("{m: {roles: rest, per: role}}", members, *ROLES, sides=("m.caller", "m.echoer")),
-    "train": _own("train: frozen", moves, "frozen", "full"),
-    **_lora(LORA),
-    "adapters": Case(
-        "{m: {roles: rest, train: lora, adapters: per_role}}", members, *ROLES, sides=("m/caller", "m/echoer")
+    "roles": Case(PLAIN, members, *ROLES),
+    "per": Case(PER_MODEL, members, *ROLES),
+    "train": Case(FROZEN, moves, "frozen", "full"),
+    **_shape(SHAPED),
+    "adapters": Case(PER_ROLE, members, *ROLES),
+    "adapters.roles": Case(ADAPTERS, members, *ROLES),
+    "adapters.per": Case(EACH, members, *ROLES),
+    **{f"adapters.{name}": case for name, case in (_adamw(ADAPTERS) | _shape(ADAPTERS)).items()},
+    "adapters.init": Case(ADAPTED, starts_from("adapted", "m/m.told"), True, False),
+    **_adamw(OWN),
+    "init": Case(EARLIER, starts_from("earlier", "policy/policy"), True, False),
+    "context": Case(OWN, lambda side: side.ask(text="say " * 50)[0].finish == "prompt_too_long", True, False),
+    "dtype": Case(WHOLE, lambda side: side.worker.base.model.dtype, torch.bfloat16, torch.float32),
+    "quantize": Case(HALVED, four_bits, True, False),
+    "gradient_checkpointing": Case(OWN, lambda side: side.learned.passes, 8, 4),
+    "base": Case(FROZEN, lambda side: side.worker.base.model.config.model_type, "llama", "qwen3"),
+    "base.config": Case(OWN, lambda side: side.worker.base.model.config.hidden_size, 24, 16),
+    "base.init.embedding_std": Case(OWN, embedding_std, 0.2, 0.0),
+    "base.freeze": Case(OWN, embeddings_move, False, True),
+    "base.tokenizer": Case(FOLDER, num_tokens("zebra"), 1, 5),
+    "base.tokenizer.wordpiece.files": Case(OWN, knows("\u00e9"), True, False),
+    "base.tokenizer.wordpiece.whole_words": Case(WHOLE, num_tokens("brown"), 5, 1),
+    "base.tokenizer.wordpiece.size": Case(OWN, lambda side: len(side.worker.base.tokenizer), 145, 151),
+    "chat.template": Case(OWN, lambda side: prompt(side).partition("[")[0], "<user>say red", ""),
+    "chat.thinking": Case(OWN, lambda side: "[True" in prompt(side), True, False),
+    "chat.options": Case(OWN, lambda side: "blue]" in prompt(side), True, False),
+    "chat.tools": Case(OWN, lambda side: side.worker.tokens.chat.dialect.name, "hermes", "text"),
+    "model": Case(SERVED, body("model"), "told", "usual"),
+    "endpoint.url": Case(SERVED, path, "/v1/a/chat/completions", "/v1/chat/completions"),
+    "endpoint.key_env": Case(SERVED, bearer, "Bearer told", None),
+    "endpoint.max_concurrent": Case(SERVED, at_once, 1, 2),
+    "endpoint.per_minute": Case(PACED, waits, [False, True], [False, False]),
+    "endpoint.retries": Case(SERVED, answered(status=503), False, True),
+    "endpoint.timeout_s": Case(PACED, answered(text="yes", after_s=0.5), False, True),
+    "endpoint.options": Case(SERVED, body("top_logprobs"), 3, None),
+    "placement": Case(PLAIN, kinds, ["rollout0", "trainer0"], ["worker0"], APART),
+    "rollout.workers": Case(PLAIN, lambda side: len(side.group.speakers), 2, 1, PLACED),
+    "rollout.cpus": Case(PLAIN, lambda side: side.ask_of("rollout").cpus, 3, 0, PLACED),
+    "rollout.gpus": Case(PLAIN, lambda side: side.ask_of("rollout").gpus, 0.5, 0, PLACED),
+    "rollout.engine.use": Case(
+        PLAIN, lambda side: worker_of(side.model, side.plan).__name__, "VllmWorker", "Worker", USES
     ),
-    "adapters.roles": Case(ADAPTER.replace(", %s", ""), members, *ROLES, sides=("m/told", "m/usual")),
-    "adapters.per": Case(
-        "{m: {roles: rest, train: lora, adapters: {own: {roles: rest, per: role}}}}",
-        members,
-        *ROLES,
-        sides=("m/own.caller", "m/own.echoer"),
+    "rollout.engine.max_batch_tokens": Case(PLAIN, engine("max_batch_tokens"), 77, 16384, PLACED),
+    "rollout.engine.prefix_cache_bytes": Case(
+        PLAIN, lambda side: engine("_prefixes")(side) is None, True, False, PLACED
     ),
-    **{f"adapters.{name}": case for name, case in (_optimizer(ADAPTER) | _lora(ADAPTER)).items()},
-    "adapters.init": _own("init: ADAPTED", starts_from("adapted", "m/m.told"), True, False, ADAPTER),
-    **_optimizer(MODELS),
-    "init": _own("init: EARLIER", starts_from("earlier", "policy/policy"), True, False),
-    "context": _own(
-        "context: 8",
-        lambda side: side.ask(text="say " * 12)[0].finish == "prompt_too_long",
-        True,
-        False,
+    "rollout.engine.decoder": Case(
+        PLAIN, lambda side: isinstance(engine("speaker")(side)(), BareSpeaker), False, True, PLACED
     ),
-    "dtype": _own(
-        "dtype: bfloat16", lambda side: side.worker.base.model.dtype, torch.bfloat16, torch.float32
-    ),
-    "quantize": _own("base: FOLDER, train: frozen, quantize: 4bit", four_bits, True, False),
-    "gradient_checkpointing": _own("gradient_checkpointing: true", passes, 2, 1),
-    "base": _own("base: FOLDER", lambda side: side.worker.base.model.config.model_type, "llama", "qwen3"),
-    "base.config": _base(
-        f"config: {{{CONFIG.replace('hidden_size: 16', 'hidden_size: 24')}}}, tokenizer: {WORDS}",
-        lambda side: side.worker.base.model.config.hidden_size,
-        24,
-        16,
-    ),
-    "base.init.embedding_std": _base(
-        f"config: {{{CONFIG}}}, tokenizer: {WORDS}, init: {{embedding_std: 3}}",
-        lambda side: round(float(side.worker.base.model.get_input_embeddings().weight.std())),
-        3,
-        0,
-    ),
-    "base.freeze": _base(
-        f"config: {{{CONFIG}}}, tokenizer: {WORDS}, freeze: [embeddings]", embeddings_move, False, True
-    ),
-    "base.tokenizer": _base(f"config: {{{CONFIG}}}, tokenizer: FOLDER", tokens_of("zebra"), 1, 5),
-    "base.tokenizer.wordpiece.files": _base(
-        f"config: {{{CONFIG}}}, tokenizer: {{wordpiece: {{files: [words.jsonl, other.jsonl]}}}}",
-        tokens_of("zebra"),
-        1,
-        5,
-    ),
-    "base.tokenizer.wordpiece.whole_words": _base(
-        f"config: {{{CONFIG}}}, tokenizer: {{wordpiece: {{files: [words.jsonl], whole_words: false}}}}",
-        tokens_of("brown"),
-        5,
-        1,
-    ),
-    "base.tokenizer.wordpiece.size": _base(
-        f"config: {{{CONFIG}}}, tokenizer: {{wordpiece: {{files: [words.jsonl], size: 143}}}}",
-        lambda side: len(side.worker.base.tokenizer),
-        143,
-        151,
-    ),
-    "chat.template": _own("chat: {template: chat.jinja}", prompt, "<user>say red[ ]", "[BOS]say red\n"),
-    "chat.thinking": _own("thinking: true", prompt, "<user>say red[True ]", "<user>say red[ ]", SPOKEN),
-    "chat.options": _own(
-        "options: {colour: blue}", prompt, "<user>say red[ blue]", "<user>say red[ ]", SPOKEN
-    ),
-    "chat.tools": _own(
-        "tools: template", lambda side: side.worker.tokens.chat.dialect.name, "hermes", "text", SPOKEN
-    ),
-    "model": Case(SERVED.replace(", %s", "").replace("big", "told", 1), body("model"), "told", "big"),
-    "endpoint.url": Case(
-        SERVED.replace(", %s", "").replace("URL", "URL/a", 1),
-        path,
-        "/v1/a/chat/completions",
-        "/v1/chat/completions",
-    ),
-    "endpoint.key_env": _own("key_env: TOLD_KEY", bearer, "Bearer told", None, SERVED),
-    "endpoint.max_concurrent": _own("max_concurrent: 1", at_once, 1, 2, SERVED),
-    "endpoint.per_minute": _own("per_minute: 1", waits, [False, True], [False, False], SERVED),
-    "endpoint.retries": _own("retries: 0", answered(status=503), False, True, SERVED),
-    "endpoint.timeout_s": _own(
-        "timeout_s: 0.1, retries: 0", answered(text="yes", after_s=0.4), False, True, SERVED
-    ),
-    "endpoint.options": _own("options: {top_logprobs: 3}", body("top_logprobs"), 3, None, SERVED),
-    "placement": _place("placement: separate", kinds, ["rollout0", "trainer0"], ["worker0"]),
-    "rollout.workers": _place("rollout: {workers: 2}", lambda side: len(side.group.speakers), 2, 1),
-    "rollout.cpus": _place("rollout: {cpus: 3}", lambda side: side.ask_of("worker").cpus, 3, 0),
-    "rollout.gpus": _place("rollout: {gpus: 0.5}", lambda side: side.ask_of("worker").gpus, 0.5, 0),
-    "rollout.engine.use": _place(
-        "rollout: {engine: vllm}",
-        lambda side: worker_of(side.model, side.plan).__name__,
-        "VllmWorker",
-        "Worker",
-    ),
-    "rollout.engine.max_batch_tokens": _place(
-        "rollout: {engine: {max_batch_tokens: 77}}", engine("max_batch_tokens"), 77, 16384
-    ),
-    "rollout.engine.prefix_cache_bytes": _place(
-        "rollout: {engine: {prefix_cache_bytes: 0}}",
-        lambda side: side.worker.engine._prefixes is None,
-        True,
-        False,
-    ),
-    "rollout.engine.decoder": _place(
-        "rollout: {engine: {decoder: modules}}",
-        lambda side: isinstance(side.worker.engine.speaker(), BareSpeaker),
-        False,
-        True,
-    ),
-    "rollout.engine.memory_frac": _place(
-        "rollout: {engine: {use: vllm, memory_frac: 0.25}}",
-        engine("memory_frac"),
-        0.25,
-        0.85,
-        "engine: vllm, ",
-    ),
-    "trainer.workers": _place("trainer: {workers: 2}", worlds, [(0, 2), (1, 2)], [(0, 1)]),
-    "trainer.cpus": _place(
-        "placement: separate, trainer: {cpus: 3}",
-        lambda side: side.ask_of("trainer").cpus,
-        3,
-        0,
-        "defaults: {placement: separate}, ",
-    ),
-    "trainer.gpus": _place(
-        "placement: separate, trainer: {gpus: 0.5}",
-        lambda side: side.ask_of("trainer").gpus,
-        0.5,
-        0,
-        "defaults: {placement: separate}, ",
-    ),
-    "trainer.strategy": _place(
-        "placement: separate, trainer: {workers: 2, strategy: fsdp2}", strategy, "fsdp2", "ddp"
-    ),
+    "rollout.engine.memory_frac": Case(PLAIN, engine("memory_frac"), 0.25, 0.85, VLLM),
+    "trainer.workers": Case(PLAIN, worlds, [(0, 2), (1, 2)], [(0, 1)], PLACED),
+    "trainer.cpus": Case(PLAIN, lambda side: side.ask_of("trainer").cpus, 4, 0, PLACED),
+    "trainer.gpus": Case(PLAIN, lambda side: side.ask_of("trainer").gpus, 0.25, 0, PLACED),
+    "trainer.strategy": Case(PLAIN, lambda side: side.worker.part.strategy, "fsdp2", "ddp", PLACED),
 }
 
 
@@ -338,7 +280,7 @@ def around(tmp_path_factory: pytest.TempPathFactory, toy_at: Callable[..., Path]
 
 
 def _files(folder: Path) -> None:
-    (folder / "other.jsonl").write_text('{"text": "zebra"}\n')
+    (folder / "other.jsonl").write_text('{"text": "zebra caf\u00e9"}\n', encoding="utf-8")
     (folder / "chat.jinja").write_text(TEMPLATE)
 
 
@@ -349,30 +291,55 @@ class ToldOnly:
         self.memory_frac = memory_frac
 
 
+@pytest.fixture(scope="module")
+def sides(around: Path, toy_at: Callable[..., Path]) -> Iterator[Callable[[Case, Any], list[Side]]]:
+    """The sides of a case: made once for all cases of one mapping, but asked anew where a server plays."""
+    with ExitStack() as stack:
+        made: dict[tuple[str, str], list[Side]] = {}
+
+        def make(case: Case, server: Any) -> list[Side]:
+            key = (case.mapping.replace("URL", server.url), case.place)
+            if key not in made:
+                made[key] = _made(
+                    case,
+                    server,
+                    around,
+                    toy_at(around / f"case{len(made)}", *_texts(key[0], case, around), workflow=TOOLS),
+                    stack,
+                )
+            return made[key]
+
+        yield make
+
+
+def _texts(mapping: str, case: Case, around: Path) -> tuple[tuple[str, str], ...]:
+    """Changes of the toy's experiment."""
+    words = {"EARLIER": f"{around}/earlier", "ADAPTED": f"{around}/adapted", "USUAL": USUAL}
+    words |= {"FOLDER": f"{around}/made/base/policy", "CONFIG24": CONFIG.replace("16", "24", 1)}
+    for word, meant in (words | {"CONFIG": CONFIG}).items():
+        mapping = mapping.replace(word, meant)
+    runtime = f"runtime: {{backend: ray, threads: 1, models: {{{case.place}}}}}\n" if case.place else ""
+    return (SHARED, f"mapping: {{models: {mapping}}}"), ("algorithm:", f"{runtime}algorithm:")
+
+
+def _made(case: Case, server: Any, around: Path, experiment: Path, stack: ExitStack) -> list[Side]:
+    _files(experiment.parent)
+    plan = compile_experiment(experiment)
+    models = {p.name: m for m in plan.models for p in m.policies}
+    out = experiment.parent / "run"
+    return [Side(plan, models[name], name, out, around, stack, server) for name in case.sides]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_field_reaches_where_it_acts_and_only_its_own_side(
     name: str,
-    toy: Callable[..., Path],
-    around: Path,
+    sides: Callable[[Case, Any], list[Side]],
     chat_server: Any,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ) -> None:
     case = CASES[name]
     monkeypatch.setenv("TOLD_KEY", "told")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     if name.endswith("memory_frac"):
         monkeypatch.setattr(vllm_worker, "VllmEngine", ToldOnly)
-    names = {"URL": chat_server.url, "EARLIER": f"{around}/earlier", "ADAPTED": f"{around}/adapted"}
-    mapping = f"mapping: {{models: {case.mapping}}}"
-    for word, meant in (names | {"FOLDER": f"{around}/made/base/policy"}).items():
-        mapping = mapping.replace(word, meant)
-    experiment = toy((SHARED, mapping), ("algorithm:", f"{case.runtime}algorithm:"), workflow=TOOLS)
-    _files(experiment.parent)
-    plan = compile_experiment(experiment)
-    with ExitStack() as stack:
-        seen = []
-        for policy in case.sides:
-            [model] = [m for m in plan.models if policy in [p.name for p in m.policies]]
-            seen.append(case.see(Side(plan, model, policy, tmp_path / "run", around, stack, chat_server)))
-    assert seen == [case.told, case.usual]
+    assert [case.see(side) for side in sides(case, chat_server)] == [case.told, case.usual]
