@@ -49,13 +49,13 @@ def module(name):
 
 
 def end_others(child):
-    """Whatever has been started here: all of the sandbox, whose first process calls this; without a sandbox,
-    the child and its group."""
+    """Ends whatever has been started here: all of the sandbox, whose first process calls this; without a
+    sandbox, the child."""
     with Caught():
         if os.getpid() == 1:
             os.kill(-1, signal.SIGKILL)
         elif child:
-            os.killpg(child, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
     with Caught():
         while os.waitpid(-1 if os.getpid() == 1 else child, 0)[0] and os.getpid() == 1:
             pass

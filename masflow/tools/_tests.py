@@ -98,7 +98,6 @@ def _told(descriptor, limit_s):
 
 def _judge(line, test, imports, names, told):
     """One test, in its own process."""
-    os.setpgid(0, 0)
     peer = Peer(line, {"call": OPS["call"], "attr": _public, "set": _public_set}, _giveable)
     scope = module("test")
     with Caught() as caught:

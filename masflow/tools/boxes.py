@@ -29,7 +29,7 @@ PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 NOBODY = 65534
 LOOK_S, DRAIN_S = 0.05, 1.0
 HERE = Path(__file__).parent
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -49,9 +49,21 @@ def _source(*names: str) -> str:
     return "\n".join(between.sub("", text) for text in texts)
 
 
-def _command(mode: str, limits: Limits, source: str, is_first: bool, filter_fd: int) -> list[str]:
+@cache
+def _compiled(python: str, *names: str) -> bytes:
+    """The same, read by the Python that will run it: reading it anew costs as much as the sandbox does."""
+    code = "import marshal, sys\nread, write = sys.stdin.buffer.read, sys.stdout.buffer.write\n"
+    code += "write(marshal.dumps(compile(read(), 'sandbox', 'exec')))"
+    made = subprocess.run(
+        [python, "-s", "-S", "-B", "-c", code], input=_source(*names).encode(), stdout=subprocess.PIPE,
+        env=ENVIRONMENT, check=True,
+    )  # fmt: skip
+    return made.stdout
+
+
+def _command(mode: str, limits: Limits, call: str, is_first: bool, filter_fd: int) -> list[str]:
     python = python_of(mode)
-    run = [python, "-s", "-S", "-B", "-c", source]
+    run = [python, "-s", "-S", "-B", "-c", call]
     if mode == "limits_only":
         return run
     folders = [place for place in ("/usr/lib", "/usr/lib64") if os.path.isdir(place)]
@@ -96,17 +108,23 @@ class Box:
         self.limits = limits
         processes = limits.processes if mode == "bubblewrap" else 0
         numbers = (limits.memory_mb << 20, limits.cpu_s, processes, limits.file_mb << 20)
-        source = f"{_source(*parts)}\nlimit{numbers}\n{call}\n"
         is_root = os.geteuid() == 0 and mode == "bubblewrap"
         # for the real root the limit of processes counts for nothing, whoever it is inside
         user: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if is_root else {}
         self.home = tempfile.TemporaryDirectory(prefix="masflow-") if mode == "limits_only" else None
-        with nameless_file(seccomp_filter()) as filter_file:
-            filter_fd = filter_file.fileno() if seccomp_filter() else 0
+        home = self.home.name if self.home else "/tmp"
+        filter_data = seccomp_filter() if mode == "bubblewrap" else b""
+        inside = nameless_file(_compiled(python_of(mode), *parts))
+        with nameless_file(filter_data) as filter_file, inside:
+            filter_fd = filter_file.fileno() if filter_data else 0
+            call = (
+                f"import marshal\nexec(marshal.loads(open({inside.fileno()}, 'rb').read()))\n"
+                f"limit{numbers}\n{call}"
+            )
             self.process = subprocess.Popen(
-                _command(mode, limits, source, is_first, filter_fd), stdin=stdin, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, pass_fds=(*fds, filter_file.fileno()), start_new_session=True,
-                env=ENVIRONMENT, cwd=self.home.name if self.home else "/", **user,
+                _command(mode, limits, call, is_first, filter_fd), stdin=stdin, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, pass_fds=(*fds, filter_file.fileno(), inside.fileno()),
+                start_new_session=True, env=ENVIRONMENT | {"HOME": home}, cwd=home, **user,
             )  # fmt: skip
         assert self.process.stdout and self.process.stderr
         self.pipes = [self.process.stdout, self.process.stderr]
@@ -139,6 +157,8 @@ class Box:
         return out, err
 
     def close(self) -> None:
+        if self.pipes[0].closed:
+            return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
