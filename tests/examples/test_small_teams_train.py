@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from masflow.compiler import compile_experiment
 from masflow.runtime.launch import launch
 
-SMALL = Path(__file__).parents[2] / "examples" / "small"
+ROOT = Path(__file__).parents[2]
+SMALL = ROOT / "examples" / "small"
 SHORT = {
     "warm_start.steps": "60",
     "warm_start.batch": "16",
@@ -23,6 +25,16 @@ ROLES = {
     "reflective_code": {"planner", "coder", "reflector"},
     "single_reflective_code": {"coder"},
 }
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_every_role_has_a_model_of_its_own_by_flag_alone(name):
+    shared, separate = (
+        compile_experiment(SMALL / f"{name}.yaml", mapping=ROOT / "mappings" / f"{mapping}.yaml")
+        for mapping in ("shared", "separate")
+    )
+    assert {policy.name for policy in shared.policies} == {"policy"}
+    assert {policy.name for policy in separate.policies} == {f"own.{role}" for role in ROLES[name]}
 
 
 @pytest.mark.slow

@@ -20,12 +20,12 @@ NAMES = ("anna", "ben", "carla", "david", "emma", "frank", "greta", "hugo")
 MOST = 6
 """Numbers of a problem are 1 to 6; what comes out in between is 0 to 18."""
 
-TRAIN_ROWS, EVAL_ROWS, DEMOS = 1200, 200, 4000
-BAD_STEPS_FRAC, STOPS_FRAC = 0.5, 0.6
+TRAIN_ROWS, EVAL_ROWS, DEMOS = 1200, 200, 2500
+BAD_STEPS_FRAC, STOPS_FRAC = 0.55, 0.6
 """How often a demonstrated solution is wrong, and how often that is because it stops after its first step;
 else it turns the second operation round."""
-BAD_VERDICT_FRAC = 0.25
-BAD_COPY_FRAC = 0.4
+BAD_VERDICT_FRAC = 0.3
+BAD_COPY_FRAC = 0.5
 """How often the final number is that of the first step."""
 
 
