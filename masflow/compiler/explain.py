@@ -13,6 +13,7 @@ from masflow.compiler.chat import notes_of
 from masflow.compiler.critics import critic_facts
 from masflow.compiler.graph import START, Arrow, Graph, Node, ProgramIR, RewardIR
 from masflow.compiler.plan import CriticIR, ModelIR, Plan
+from masflow.compiler.presets import grouped
 from masflow.compiler.regions import Regions
 from masflow.compiler.sizes import Size, estimate
 from masflow.compiler.team import graphs_below
@@ -42,7 +43,10 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "policies": plan.policy_of,
         "algorithm": plan.algorithm.model_dump(mode="json"),
         "sampler": {"kind": plan.sampler.kind, "samples": plan.sampler.samples, **plan.sampler.options},
-        "groups": [{"key": list(g.key), "expected_size": g.expected_size} for g in plan.groups],
+        "groups": [
+            {"key": list(g.key), "expected_size": g.expected_size}
+            for g in grouped(plan.groups, plan.algorithm)
+        ],
         "rewards": [_reward_data(reward) for reward in plan.graph.rewards],
         **({"critics": [_critic_data(plan, critic) for critic in plan.critics]} if plan.critics else {}),
         "stages": [{"name": stage.name, "op": stage.op} for stage in plan.stages],
@@ -301,12 +305,21 @@ def _node_words(plan: Plan) -> str:
     )
 
 
+_WIDE = {
+    "each turn": "all turns of {} episodes",
+    "each episode": "{} episodes at most, one number each",
+    "each call": "all calls of {} episodes, one number each",
+    "equal prompts": "turns of {} episodes that are asked the same",
+}
+
+
 def _group_lines(plan: Plan) -> Iterator[str]:
     if plan.critics:
         yield "none: each turn is compared with what its role's critic expected"
         return
-    for group in plan.groups:
-        yield f"({', '.join(group.key)}): {group.expected_size} turns at most"
+    for group in grouped(plan.groups, plan.algorithm):
+        what = f"{group.expected_size} turns at most" if group.node else _WIDE[group.key[2]]
+        yield f"({', '.join(group.key)}): {what.format(group.expected_size)}"
     if any(group.key[2].endswith("]") and "[visit,key" in group.key[2] for group in plan.groups):
         yield "of those with [visit,key] there is a group for each call of a function, seen only when played"
 

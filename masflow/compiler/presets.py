@@ -8,7 +8,7 @@ from typing import Any
 from masflow.algorithms import Facts, Preset, filled, known_algorithms
 from masflow.algorithms.wrong_pairs import wrong_pairs
 from masflow.compiler.graph import Graph
-from masflow.compiler.plan import STAGES, ModelIR, StageIR
+from masflow.compiler.plan import STAGES, GroupIR, ModelIR, StageIR
 from masflow.errors import Problem, unknown
 from masflow.project import Loaded
 from masflow.spec.experiment import Algorithm, Experiment
@@ -44,6 +44,31 @@ def resolve_algorithm(
         where = loaded.source.where("algorithm", *found.field.split("."))
         problems.append(Problem.at(where, found.code, found.message, found.fix))
     return algorithm
+
+
+WIDE: Mapping[Any, tuple[str, ...]] = {
+    "task_role": ("each turn",),
+    "state": ("each episode", "equal prompts"),
+}
+"""Groups a role → what is compared in each."""
+
+
+def grouped(groups: tuple[GroupIR, ...], algorithm: Algorithm) -> tuple[GroupIR, ...]:
+    """The groups of single places as the algorithm's `group` makes them wider.
+
+    Sizes are of episodes a task; a role that speaks several times an episode has more turns, or calls.
+    """
+    kind, roles = algorithm.group, dict.fromkeys(group.role for group in groups)
+    if kind == "task" and groups:
+        return (GroupIR(("task", "all roles", "each episode"), groups[0].expected_size, "", ""),)
+    if kind not in (*WIDE, "task_call"):
+        return groups
+    found = []
+    for role in roles:
+        called = ("each call" if "/" in role else "each episode",)
+        for what in WIDE.get(kind, called):
+            found.append(GroupIR(("task", role, what), groups[0].expected_size, role, ""))
+    return tuple(found)
 
 
 def passes_of(spec: Experiment) -> list[tuple[str, dict[str, Any], int | None]]:
