@@ -230,8 +230,8 @@ class Pool:
             if time.monotonic() > end:
                 return self._late()
             parts.append(part)
-        data, packing = b"".join(parts), answer.headers.get("content-encoding", "identity").strip().lower()
-        if packing in ("gzip", "x-gzip", "deflate"):
+        data, packing = b"".join(parts), answer.headers.get("Content-Encoding", "identity").strip().lower()
+        if packing in ("gzip", "deflate"):
             try:
                 data = zlib.decompressobj(32 + zlib.MAX_WBITS).decompress(data, most + 1)
             except zlib.error as error:
