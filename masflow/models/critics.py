@@ -13,6 +13,7 @@ from masflow.algorithms import filled
 from masflow.algorithms.critics import critic_of, gae_of
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.errors import RunError
+from masflow.models.bases import Base
 from masflow.models.critic import Critic
 from masflow.models.experience import Row
 from masflow.models.saving import MENDS, read_whole
@@ -29,8 +30,13 @@ RECORD = "critics.json"
 class Critics:
     """All critics of one model; none where the algorithm has none."""
 
-    def __init__(self, model: ModelIR, plan: Plan, run_dir: Path):
-        """Raises RunError as `Critic`."""
+    def __init__(self, model: ModelIR, plan: Plan, run_dir: Path, base: Base | None = None):
+        """
+        Args:
+            base: the model's own, loaded: critics on another one read the same tokens.
+        Raises:
+            RunError: as `Critic`; a critic's own base reads other tokens than the model, or fewer.
+        """
         algorithm = filled(plan.algorithm)
         self._host, self._settings, self._gae = model, critic_of(algorithm), gae_of(algorithm)
         self._by_token, self._epochs = algorithm.advantage == "gae", algorithm.epochs or 1
@@ -40,6 +46,9 @@ class Critics:
             for spec in plan.critics
             if spec.model == model.name
         }
+        if base is not None:
+            for critic in self.by_name.values():
+                _check_base(critic, base)
         self.token_advantages: dict[str, list[float]] = {}
         """Turn id → one a reply token, of the step's estimates."""
 
@@ -118,6 +127,20 @@ class Critics:
             }
             for name, critic in self.by_name.items()
         }
+
+
+def _check_base(critic: Critic, base: Base) -> None:
+    """Raises RunError where a critic that reads a model's tokens has a base that knows others."""
+    if critic.spec.central:
+        return
+    name, why = f"critic '{critic.spec.name}'", ""
+    if critic.tokenizer.get_vocab() != base.tokenizer.get_vocab():
+        why = "has another tokenizer than the model whose replies it values"
+    elif critic.context < base.context:
+        why = f"reads at most {critic.context} tokens, and the model whose replies it values {base.context}"
+    if why:
+        message = f"{name}: its base '{critic.spec.base}' {why}"
+        raise RunError(message, "leave algorithm.critic.base out, or name a model of the same family")
 
 
 def _read_record(path: Path) -> dict[str, bool]:

@@ -90,6 +90,11 @@ class Display:
                 f"{model['parameters']:,} parameters, {learned:,} trained, vocabulary {model['vocabulary']:,}"
             )
             self._say(f"  {name}: {sizes}, context {model['context']}, {model['dtype']} on {model['device']}")
+            for critic, found in model.get("critics", {}).items():
+                heads = ", ".join(found["roles"])
+                self._say(
+                    f"    critic {critic}: {found['parameters']:,} trained parameters, values of {heads}"
+                )
             for note in model.get("notes", ()):
                 self._say(f"    {note}")
 

@@ -76,7 +76,7 @@ class Worker:
         """Rows that this process has at hand; all are in the store."""
         budget = replace(budget_of(self.base.model.config), shares=plan.shares_prefixes(model.name))
         self.trainer = Trainer(self.backbone, run_dir / "nonfinite", budget)
-        self.critics = Critics(model, plan, run_dir) if part.learns else None
+        self.critics = Critics(model, plan, run_dir, self.base) if part.learns else None
         self._continued = _continued(plan)
         self.engine = self._make_engine(model.place.rollout.engine or plan.runtime.engine)
         if part.speaks and isinstance(self.engine, TransformersEngine):

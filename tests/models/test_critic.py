@@ -13,6 +13,7 @@ import torch
 
 from masflow.compiler.plan import CriticIR, ModelIR, Plan, PolicyIR
 from masflow.errors import RunError
+from masflow.models.bases import load_base
 from masflow.models.critic import Critic, value_loss_N
 from masflow.models.critics import Critics
 from masflow.models.experience import Row
@@ -29,7 +30,7 @@ def host(base: ConfigBase, name: str = "m") -> ModelIR:
     return ModelIR(name, base, "hash", "full", (PolicyIR(name, name, None, ROLES, True, optimizer),))
 
 
-def spec_of(base: ConfigBase, name: str = "m", **fields: Any) -> CriticIR:
+def spec_of(base: Any, name: str = "m", **fields: Any) -> CriticIR:
     return CriticIR(name, "m", ROLES, base, "hash", fields.pop("optimizer", Optimizer(lr=1e-2)), **fields)
 
 
@@ -256,13 +257,16 @@ def test_nothing_is_learned_twice_from_one_estimate(critic: Make):
 def critics(config_base: Callable[..., ConfigBase], tmp_path: Path) -> Callable[..., Critics]:
     """`critics(algorithm fields)`: those of model m; a critic of another model is in the plan, too."""
 
-    def make(**fields: Any) -> Critics:
-        base = config_base()
+    def make(base: Any = None, central: bool = False, **fields: Any) -> Critics:
+        own, base = base, config_base()
         mine, other = host(base), host(base, "other")
-        specs = (spec_of(base), CriticIR("other", "other", ROLES, base, "hash", Optimizer()))
+        specs = (
+            spec_of(own or base, central=central),
+            CriticIR("other", "other", ROLES, base, "hash", Optimizer()),
+        )
         algorithm = Algorithm.model_validate({"use": "ppo", **fields})
         plan = Plan("flow", {}, models=(mine, other), algorithm=algorithm, critics=specs)
-        return Critics(mine, plan, tmp_path)
+        return Critics(mine, plan, tmp_path, load_base(mine, tmp_path, seed=0) if own else None)
 
     return make
 
@@ -277,6 +281,22 @@ def test_a_turn_whose_tokens_cancel_out_still_teaches(critics: Callable[..., Cri
     found = made.estimate({"m": [Link("t0", "asker", 1.0)]}, by_id())
     assert found == {"t0": pytest.approx(0.5**0.5, abs=1e-6)}
     assert made.token_advantages["t0"] == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-6)
+
+
+def test_a_base_that_reads_other_tokens_or_fewer_is_refused(
+    critics: Callable[..., Critics], config_base: Callable[..., ConfigBase], tmp_path: Path
+):
+    other = config_base("llama", max_position_embeddings=32)
+    folder = tmp_path / "other"
+    loaded = load_base(host(other, "narrow"), folder, seed=0)
+    place = str(folder / "base" / "narrow")
+    with pytest.raises(RunError, match="reads at most 32 tokens, and the model whose replies it values 128"):
+        critics(base=place)
+    (words,) = (Path(place) / "tokenizer.json",)
+    words.write_text(words.read_text().replace('"red"', '"rod"'))
+    with pytest.raises(RunError, match="has another tokenizer than the model whose replies it values"):
+        critics(base=place)
+    assert critics(base=place, central=True).by_name["m"].context == loaded.context == 32
 
 
 def test_of_whole_turns_nothing_is_known_a_token(critics: Callable[..., Critics]):
