@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-ray test-slow test-vllm check format clean smollm2 nq-rag-data mbpp-data bench bench-peers
+.PHONY: help train test test-ray test-slow test-vllm check format clean smollm2 nq-rag-data mbpp-data bubblewrap bench bench-peers
 
 help:
 	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"
