@@ -29,6 +29,7 @@ WITHOUT_NAME: dict[str, Any] = {
     "ratio": "token",
     "clip": "ppo",
     "epochs": 1,
+    "step_weight": 1.0,
     **dict.fromkeys(("dual_clip", "importance", "overlong", "dynamic", "critic", "gae")),
 }
 """Fields of the algorithm with the values that every plan had before they could be chosen."""
