@@ -83,12 +83,12 @@ def test_one_role_alone_is_shown_the_same_tasks_queries_and_passages(team):
 
 
 @pytest.mark.parametrize("team", ["qd_answer", "qd_evidence"])
-def test_demonstrated_queries_and_answers_are_sloppy_in_three_of_five(team):
+def test_demonstrated_queries_and_answers_are_as_sloppy_as_the_script_says(team):
     rows = rows_of(f"{team}_demos.jsonl.gz")
     queries = [q.split() for row in rows for q in json.loads(row["turns"][0]["reply"])["queries"]]
     assert sum(len(q) == 2 for q in queries) / len(queries) == pytest.approx(0.4, abs=0.03)
     answers = [row["turns"][-1]["reply"].split()[1:-1] for row in rows]
-    assert sum(len(a) == 2 for a in answers) / len(answers) == pytest.approx(0.4, abs=0.03)
+    assert sum(len(a) == 2 for a in answers) / len(answers) == pytest.approx(0.5, abs=0.03)
 
 
 def right_queries(task: dict) -> list[str]:

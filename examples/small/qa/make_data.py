@@ -40,7 +40,7 @@ NUM_CLUBS, NUM_HELD_CLUBS = 120, 30
 """People, and how many of them are asked about in held-out tasks alone; the same of clubs. Held-out people
 are in held-out clubs."""
 NUM_TRAIN, NUM_EVAL, NUM_DEMOS, NUM_HOP_DEMOS = 1500, 200, 2400, 2000
-SLOPPY_FRAC = 0.6
+SLOPPY_FRAC = {"pair query": 0.6, "hop query": 0.5, "answer": 0.5, "evidence": 0.3}
 """Share of the demonstrated replies with a flaw, drawn for each reply by itself."""
 
 
@@ -112,28 +112,28 @@ def altered(fact: Fact, words: list[str], rng: random.Random, **changes: str) ->
     return replace(fact, text=rng.choice(SENTENCES).format(r=fact.relation, p=fact.person, v=fact.value))
 
 
-def query_of(fact: Fact, rng: random.Random) -> str:
+def query_of(fact: Fact, kind: str, rng: random.Random) -> str:
     """What finds the fact, or, sloppily, half of it."""
-    if rng.random() >= SLOPPY_FRAC:
+    if rng.random() >= SLOPPY_FRAC[kind]:
         return f"{fact.relation} {fact.person}"
     return fact.person if rng.random() < 0.8 else fact.relation
 
 
-def said(good: str, bad: Iterable[str], rng: random.Random) -> str:
+def said(kind: str, good: str, bad: Iterable[str], rng: random.Random) -> str:
     """The right reply, or, sloppily, one of the wrong ones."""
-    return good if rng.random() >= SLOPPY_FRAC else rng.choice(list(bad))
+    return good if rng.random() >= SLOPPY_FRAC[kind] else rng.choice(list(bad))
 
 
 def queries_of(pair: tuple[Fact, Fact], rng: random.Random) -> list[str]:
     """A query for each fact; blanks inside the quotes keep a word's token the same wherever it stands."""
-    return [f" {query_of(fact, rng)} " for fact in pair]
+    return [f" {query_of(fact, 'pair query', rng)} " for fact in pair]
 
 
 def pair_answer(first: Fact, second: Fact, rng: random.Random) -> str:
     """Both values, or wordy, or only one of them."""
     both = f"{first.value} {second.value}"
     wordy = f"it is {both}"
-    return said(both, (wordy, wordy, wordy, second.value), rng)
+    return said("answer", both, (wordy, wordy, wordy, second.value), rng)
 
 
 def pair_demos(tasks: list, words: list[str], facts: dict, extract: bool) -> list[tuple[dict, dict]]:
@@ -152,7 +152,9 @@ def pair_demos(tasks: list, words: list[str], facts: dict, extract: bool) -> lis
                 relation = rng.choice([r for r in VALUES if r != fact.relation])
                 other = altered(facts[fact.person, relation], words, rng)
                 texts = [fact.text, other.text] if rng.random() < 0.7 else [other.text, fact.text]
-                evidence = said(fact.value, (fact.person, f"{fact.relation} {fact.person}", "none"), rng)
+                evidence = said(
+                    "evidence", fact.value, (fact.person, f"{fact.relation} {fact.person}", "none"), rng
+                )
                 extracted.append({"node": "extract", "reply": f"<evidence> {evidence} </evidence>"})
             found.append({"node": "search", "value": {"text": " . ".join(texts)}})
         answer = pair_answer(read[0], read[1], rng)
@@ -179,10 +181,10 @@ def hop_demos(tasks: list, words: list[str], clubs: list[str]) -> list[tuple[dic
         for number, relation in enumerate(("club", second.relation), 1):
             value = rng.choice(clubs if relation == "club" else words)
             fact = altered(Fact(subject, relation, "", ""), words, rng, value=value)
-            query = query_of(fact, rng)
-            evidence = fact.value if rng.random() < 0.7 else f"{relation} {fact.value}"
+            query = query_of(fact, "hop query", rng)
+            evidence = said("evidence", fact.value, (f"{relation} {fact.value}",), rng)
             subject = fact.value
-            answer = said(fact.value, (f"it is {fact.value}",), rng) if number == 2 else "none"
+            answer = said("answer", fact.value, (f"it is {fact.value}",), rng) if number == 2 else "none"
             turns += [
                 {"node": "search", "reply": f"search {query}"},
                 {"node": "retrieve", "value": {"text": fact.text}},
