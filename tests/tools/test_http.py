@@ -1,101 +1,17 @@
 """http: real servers on this machine that die, refuse, dawdle and talk nonsense, and what comes of it."""
 
 import gzip
-import json
 import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from masflow.compiler import check, compile_workflow
-from masflow.compiler.graph import FunctionIR, Graph, ToolIR
-from masflow.compiler.plan import Plan
 from masflow.errors import EpisodeError, RunError
 from masflow.spec.retrieval import HttpSettings
-from masflow.spec.tools import settings_faults
-from masflow.tools import ToolBox
 from masflow.tools.http import Pool
+from tests.tools.search_server import Says, Server, passages
 
 KEY = 'sk-5"ecret/key'
-
-
-class Says:
-    """One answer: to `rows` of passages, or anything else."""
-
-    def __init__(self, body=None, status=200, after=None, pieces=None, drop=False, **headers):
-        self.data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.status, self.headers = status, {k.replace("_", "-"): v for k, v in headers.items()}
-        self.after, self.pieces, self.drop = after, pieces, drop
-
-
-def passages(*texts):
-    return Says({"passages": [{"id": f"d{i}", "text": t, "score": 1 - i / 4} for i, t in enumerate(texts)]})
-
-
-class Server(ThreadingHTTPServer):
-    """Searches by what `answer(request)` says; keeps what it was asked."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, answer):
-        self.answer, self.asked, self.times = answer, [], []
-        self.now = self.most = 0
-        self.lock = threading.Lock()
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}/search"
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def handle_error(self, request, client_address):
-        """The client went away."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Server  # type: ignore[assignment]
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        parts = urlsplit(self.path)
-        asked = {"path": parts.path, "params": parse_qs(parts.query), "headers": dict(self.headers),
-                 "method": self.command, "body": json.loads(body) if body else None}  # fmt: skip
-        server = self.server
-        with server.lock:
-            server.asked.append(asked)
-            server.times.append(time.monotonic())
-            server.now += 1
-            server.most = max(server.most, server.now)
-        try:
-            self.say(server.answer(asked) if callable(server.answer) else server.answer)
-        finally:
-            with server.lock:
-                server.now -= 1
-
-    do_GET = do_POST
-
-    def say(self, says):
-        if says.after is not None:
-            says.after.wait(20)
-        self.send_response(says.status)
-        for name, value in says.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(says.data)))
-        self.end_headers()
-        if says.drop:
-            self.wfile.write(says.data[:3])
-            self.close_connection = True
-            return
-        size = says.pieces or len(says.data) or 1
-        for start in range(0, len(says.data), size):
-            self.wfile.write(says.data[start : start + size])
-            if says.pieces:
-                time.sleep(0.05)
-
-    def log_message(self, format, *args):
-        """Quiet."""
 
 
 @pytest.fixture
@@ -477,93 +393,3 @@ def test_a_variable_without_a_key_stops_the_run(pool, monkeypatch, value, reason
     with pytest.raises(RunError, match="SEARCH_KEY") as caught:
         pool("http://localhost:1/s", key_env="SEARCH_KEY")
     assert reason in str(caught.value) and "my key" not in str(caught.value)
-
-
-# -- settings -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "field required"),
-        ({"urls": []}, "'urls' is empty"),
-        ({"urls": ["host/x"]}, "must begin with http:// or https://"),
-        ({"urls": ["http://"]}, "name a host"),
-        ({"urls": ["http://h:99999/"]}, "must begin with"),
-        ({"urls": ["http://u:pass@h/"]}, "holds a credential"),
-        ({"urls": ["http://h/?api_key=x"]}, "holds a credential"),
-        ({"urls": ["http://h/#top"]}, "is never sent"),
-        ({"urls": ["http://h/", "http://h/"]}, "stands there twice"),
-        ({"urls": "http://h/", "method": "GET", "body": {}}, "a GET request has no body"),
-        ({"urls": "http://h/", "body": {"q": "query"}}, "nothing in the request takes the query"),
-        ({"urls": "http://h/", "method": "GET", "params": {"q": 1}}, "nothing in the request takes"),
-        ({"urls": "http://h/", "key_env": "sk-123"}, "never a key itself"),
-        ({"urls": "http://h/", "key_header": "X-Key"}, "takes the key, and there is none"),
-        ({"urls": "http://h/", "headers": {"Authorization": "Bearer sk"}}, "looks like a credential"),
-        ({"urls": "http://h/", "body": {"q": "{query}", "api_key": "sk"}}, "looks like a credential"),
-        ({"urls": "http://h/", "headers": {"a b": "x"}}, "'a b' isn't a header"),
-        ({"urls": "http://h/", "headers": {"a": "x\r\nb: c"}}, "'a' isn't a header"),
-        ({"urls": "http://h/", "passages": "a..b"}, "'a..b' isn't a path"),
-        ({"urls": "http://h/", "fields": {"text": "t"}}, "is a field of every passage already"),
-        ({"urls": "http://h/", "max_retries": 2}, "retries"),
-        ({"urls": "http://h/", "try_s": 0}, "greater than 0"),
-        ({"url": "http://h/"}, "urls"),
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_refused(settings, message):
-    faults = settings_faults("http", settings)
-    assert message in " ".join(fault.message + fault.fix for fault in faults)
-    assert "sk" not in "".join(f.message for f in faults).replace("ask", "")
-    assert "pass@" not in "".join(f.message for f in faults)
-
-
-WORKFLOW = """
-name: find
-task: {questions: [str]}
-tools: {search: {use: http, SETTINGS}}
-nodes:
-  hits: {tool: search, foreach: questions, as: q, args: {query: "{{ q }}"}}
-edges: [start -> hits -> end]
-output: {texts: "{{ hits.text }}"}
-"""
-
-
-def compiled(tmp_path, settings):
-    file = tmp_path / "find.yaml"
-    file.write_text(WORKFLOW.replace("SETTINGS", settings))
-    assert check(file) == []
-    _, graphs = compile_workflow(file)
-    return graphs["find"]
-
-
-def test_settings_in_a_workflow_reach_the_pool_and_the_tools_own_limit_is_another(tmp_path):
-    graph = compiled(
-        tmp_path,
-        'urls: ["http://a/s", "http://b/s"], body: {q: "{query}"}, try_s: 3, timeout_s: 50, retries: 7, '
-        "rest_s: 4, max_concurrent: 5, per_minute: 6, max_bytes: 700, top_k: 2, passages: p, key_env: K_E",
-    )
-    tool = graph.tools[0]
-    assert tool.timeout_s == 50
-    assert HttpSettings.model_validate(tool.settings) == HttpSettings(
-        urls=("http://a/s", "http://b/s"), body={"q": "{query}"}, try_s=3, retries=7, rest_s=4,
-        max_concurrent=5, per_minute=6, max_bytes=700, top_k=2, passages="p", key_env="K_E",
-    )  # fmt: skip
-
-
-def test_a_call_that_is_given_up_lets_go_of_its_place(serve):
-    release = threading.Event()
-    server = serve(Says({"passages": []}, after=release))
-    box = ToolBox(Plan(root="w", workflows={"w": Graph(name="w")}))
-    settings = {"urls": [server.url], "max_concurrent": 1, "try_s": 0.5}
-    tool = ToolIR("search", FunctionIR("http"), settings=settings, timeout_s=0.1)
-    with pytest.raises(EpisodeError) as caught:
-        box.call("w", tool, {"query": "q"}, {})
-    assert caught.value.outcome == "timeout"
-    release.set()
-    server.answer = passages("next")
-    patient = ToolIR("search", FunctionIR("http"), settings=settings, timeout_s=20)
-    assert box.call("w", patient, {"query": "q"}, {})["text"] == "next"
-    made = box.made["w/search"]
-    assert isinstance(made, Pool)
-    for one in made.servers:
-        one.client.close()
