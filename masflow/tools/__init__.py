@@ -37,8 +37,11 @@ class ToolBox:
     """
 
     def __init__(self, plan: Plan):
+        """Raises RunError: a tool's programs can't be run on this machine."""
         self.root = plan.root_dir
         os.environ["MASFLOW_SANDBOX"] = plan.runtime.sandbox  # rewards run in processes started later
+        if any(tool.function.ref == "python" for graph in plan.workflows.values() for tool in graph.tools):
+            importlib.import_module(BUILTINS["python"].module).ready()  # now, not after a warm start
         self.made: dict[str, Callable[..., Any]] = {}
         self.lanes = Lanes()
         self._making = threading.RLock()

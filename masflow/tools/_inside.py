@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 from resource import (
+    RLIM_INFINITY,
     RLIMIT_AS,
     RLIMIT_CORE,
     RLIMIT_CPU,
     RLIMIT_FSIZE,
     RLIMIT_NOFILE,
     RLIMIT_NPROC,
+    getrlimit,
     setrlimit,
 )
 
@@ -38,6 +40,8 @@ def limit(memory_bytes, cpu_s, processes, file_bytes):
         (RLIMIT_CPU, cpu_s), (RLIMIT_NPROC, processes),
     ):  # fmt: skip
         if most or name == RLIMIT_CORE:
+            hard = getrlimit(name)[1]
+            most = most if hard == RLIM_INFINITY else min(most, hard)
             setrlimit(name, (most, most))
 
 

@@ -123,7 +123,7 @@ class Box:
             )
             self.process = subprocess.Popen(
                 _command(mode, limits, call, is_first, filter_fd), stdin=stdin, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, pass_fds=(*fds, filter_file.fileno(), inside.fileno()),
+                stderr=subprocess.PIPE, pass_fds=(*fds, inside.fileno(), *([filter_fd] if filter_fd else [])),
                 start_new_session=True, env=ENVIRONMENT | {"HOME": home}, cwd=home, **user,
             )  # fmt: skip
         assert self.process.stdout and self.process.stderr
@@ -201,8 +201,8 @@ def pumped(boxes: Sequence[Box], more: Sequence[int], end: float) -> tuple[list[
 
 
 def nameless_file(data: bytes) -> IO[bytes]:
-    """A file without a name, from its beginning."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115
-    file.write(data)
-    file.seek(0)
-    return file
+    """A file without a name, to be read from its beginning; whoever gets it can't write to it."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return open(f"/proc/self/fd/{file.fileno()}", "rb")

@@ -1,12 +1,15 @@
 """Programs and tests without ill will: what is passed on, what is compared, what is said of failures."""
 
+import gzip
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from masflow.compiler.plan import Graph, Plan
+from masflow.compiler.graph import FunctionIR, Graph, ToolIR
+from masflow.compiler.plan import Plan
 from masflow.errors import RunError
 from masflow.isolated import Sent
 from masflow.isolation import Call, Pool, packed
@@ -165,6 +168,11 @@ def test_a_program_by_itself(bubblewrap, code, expected):
     assert "<string>" not in ran.stderr
 
 
+def test_what_a_program_reads_cant_be_written_to(bubblewrap):
+    code = "import os\nos.write(0, b'more')"
+    assert "Bad file descriptor" in run_program(code, "given", limits=LIMITS).stderr
+
+
 def test_the_same_program_gives_the_same_sets_every_time(bubblewrap):
     code = "print({str(n) for n in range(30)}, hash('a'))"
     assert run_program(code, limits=LIMITS).stdout == run_program(code, limits=LIMITS).stdout
@@ -213,6 +221,17 @@ def test_without_bubblewrap_nothing_runs_and_it_says_what_to_do(bare):
         assert "apt-get install bubblewrap" in caught.value.fix and "NOT SAFE" in caught.value.fix
 
 
+def test_a_run_whose_tool_has_no_sandbox_doesnt_begin(bare):
+    tool = ToolIR(name="run", function=FunctionIR("python"))
+    with pytest.raises(RunError, match="bubblewrap isn't installed"):
+        ToolBox(Plan(root="w", workflows={"w": Graph(name="w", tools=(tool,))}))
+    ToolBox(
+        Plan(
+            root="w", workflows={"w": Graph(name="w", tools=(tool,))}, runtime=Runtime(sandbox="limits_only")
+        )
+    )
+
+
 def test_a_reward_that_has_no_sandbox_stops_the_run(bare):
     args = packed({"code": "def double(x): return 2 * x", "tests": ["assert double(1) == 2"]})
     sent = Sent(f"{ROOT}/rewards/code.py:pass_rate", str(ROOT), "", args, (), 60.0, 0, "", None)
@@ -243,3 +262,17 @@ def test_a_runtime_without_a_word_asks_for_bubblewrap(monkeypatch):
     monkeypatch.setenv("MASFLOW_SANDBOX", "limits_only")
     ToolBox(Plan(root="w", workflows={"w": Graph(name="w")}))
     assert os.environ["MASFLOW_SANDBOX"] == "bubblewrap"
+
+
+@pytest.mark.slow
+def test_every_reference_program_of_mbpp_passes_its_tests(bubblewrap):
+    place = Path(os.environ.get("MASFLOW_DATA", "")) / "mbpp" / "sanitized.jsonl.gz"
+    if not place.is_file():
+        pytest.skip("MASFLOW_DATA has no mbpp/sanitized.jsonl.gz")
+    rows = [json.loads(line) for line in gzip.decompress(place.read_bytes()).splitlines()]
+    limits = Limits(wall_s=120, test_s=30, cpu_s=30)
+    found = {
+        row["task_id"]: run_tests(row["code"], row["test_list"], imports=row["test_imports"], limits=limits)
+        for row in rows
+    }
+    assert len(found) > 200 and not {name: v.reasons for name, v in found.items() if v.pass_rate < 1}
