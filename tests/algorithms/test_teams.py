@@ -254,3 +254,19 @@ def test_a_run_of_at_grpo_draws_candidates_and_goes_on_with_the_best(toy: Toy, t
         assert one["nodes"]["suffix_turns"] == 0 and one["episodes"] == 12
         assert one["batch"]["groups"] == 6
     assert any(p["ratio"] != 1 for one in found for p in one["policies"].values())
+
+
+@pytest.mark.slow
+def test_m_grpo_learns_a_toy_of_ten_seconds(toy: Toy, tmp_path: Path):
+    """Main agent and sub-agent must say nothing but 'blue', whatever they hear."""
+    file = teamed(toy, "use: m_grpo, samples: 4, updates_per_step: 2")
+    schedule = {"train.steps": "32", "train.tasks_per_step": "8", "train.save_every": "null"}
+    workflow = file.with_name("echo_workflow.yaml")
+    head = workflow.read_text().split("rewards:")[0].rstrip()
+    args = 'args: {said: "{{ call.text }} {{ echo.said }}"}'
+    workflow.write_text(f'{head}\nrewards: [{{name: blue, use: "echo.py:blue", otherwise: 0, {args}}}]\n')
+    blue = 'def blue(said: str) -> float:\n    return said.split().count("blue") / 6\n'
+    file.with_name("echo.py").write_text(blue)
+    train(compile_experiment(file, overrides=schedule), tmp_path / "run")
+    rewards = [one["rewards"]["blue"] for one in steps(tmp_path / "run")]
+    assert np.mean(rewards[:3]) < 0.15 and np.mean(rewards[-3:]) > 0.3, rewards
