@@ -63,6 +63,8 @@ class _Run:
     sibling: int = 0
     number: int = 0
     trajectory: Trajectory | None = None
+    new: list[Request] = field(default_factory=list)
+    """What it asked for before its tools were waited for."""
     open: list[_Context] = field(default_factory=list)
     """Of a base that goes on with the best actions: the contexts that it waits at."""
 
@@ -153,6 +155,8 @@ class NodeSampler:
 
     def _ask(self, going: Sequence[_Run]) -> list[Request]:
         """Let episodes go on; forks stand right behind the base whose turn they share."""
+        for run in going:  # tools of all of them run beside each other
+            run.new += self._player.advance(run.state, wait=False)
         asked: list[Request] = []
         todo = deque(going)
         while todo or (todo := deque(self._released())):
@@ -176,7 +180,8 @@ class NodeSampler:
         wanted: list[Request] = []
         while True:
             heard: list[Reply] = []
-            for request in self._player.advance(run.state):
+            new, run.new = [*run.new, *self._player.advance(run.state)], []
+            for request in new:
                 reply = self._known.get(request.turn_id) or self._reused(run, request)
                 heard += [reply] if reply else []
                 wanted += [] if reply else [self._continuing(request)]

@@ -4,18 +4,23 @@ another."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from masflow.compiler import check, compile_workflow
-from masflow.compiler.plan import Plan
+from masflow.compiler.plan import ModelIR, Plan, PolicyIR
 from masflow.errors import RunError
 from masflow.functions import load_callable
 from masflow.models.engine import Reply, Request
 from masflow.models.scripted import ScriptedEngine
+from masflow.passes.node_sampling import NodeSampling
 from masflow.runtime.episodes import play
+from masflow.runtime.nodes import Drawn, NodeSampler
 from masflow.runtime.player import Player
+from masflow.spec.experiment import Algorithm
+from masflow.spec.mapping import Optimizer
 from masflow.trace import EpisodeKey, Trajectory, path_json
 
 Compile = Callable[..., Plan]
@@ -207,6 +212,43 @@ def test_requests_are_made_in_the_order_of_episodes_whichever_tool_is_over_first
     play(player, states, engine.generate, lambda one: finished.append(one.key.slot))
     assert [r.messages[-1].content for r in engine.requests] == ["<0>", "<1>", "<2>"]
     assert finished == [0, 1, 2]
+
+
+SAMPLED = """
+    name: sampled
+    roles: {a: {prompt: "speak first"}, b: {prompt: "after {{ found.text }}"}}
+    tools: {tool: {use: "fns.py:TOOL", SETTINGS}}
+    nodes: {one: {role: a}, found: {tool: tool, args: {x: "{{ one.text }}"}}, two: {role: b}}
+    edges: [start -> one -> found -> two -> end]
+"""
+
+
+def sampled(compiled: Compile, tool: str, settings: str, tasks: int) -> Drawn:
+    """Four actions at each turn of each task's base episode."""
+    plan = compiled(SAMPLED.replace("TOOL", tool).replace("SETTINGS", settings), fns(4 * tasks))
+    policy = PolicyIR("policy", "policy", None, ("a", "b"), True, Optimizer())
+    plan = replace(
+        plan,
+        models=(ModelIR("policy", None, "", "full", (policy,)),),
+        algorithm=Algorithm(advantage="leave_one_out"),  # type: ignore[arg-type]
+    )
+    player = Player(NodeSampling(samples=4).apply(plan))
+    engine = ScriptedEngine({"*": lambda request: str(request.seed % 97)})
+    sampler = NodeSampler(player.plan, player, engine.generate)
+    return sampler.sample([player.start({}, key(i)) for i in range(tasks)])
+
+
+def test_the_tools_of_sampled_actions_run_beside_each_other(compiled: Compile):
+    drawn = sampled(compiled, "meets", "at_once: 8", 2)  # eight first turns are answered in one batch
+    assert [one.outcome for one in drawn.bases] == ["ok", "ok"]
+    assert {way.trajectory.outcome for way in drawn.continuations} == {"ok"}
+    assert drawn.counts["contexts"] == 4
+
+
+def test_sampled_actions_are_the_same_as_with_tools_one_after_another(compiled: Compile):
+    together, alone = (sampled(compiled, "counts", f"at_once: {n}", 2) for n in (8, 1))
+    assert together == alone
+    assert len(together.continuations) == 2 * (4 + 4)
 
 
 REACT = """
