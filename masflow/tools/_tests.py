@@ -51,6 +51,8 @@ def run_tests(source, control, verdicts):
         if child == 0:
             for descriptor in (source, control, verdicts, mine):
                 os.close(descriptor)
+            for stream in (1, 2):  # what tests print is nobody's
+                os.dup2(0, stream)
             _judge(ours, test, imports, names, told)
             os._exit(0)
         ours.close()

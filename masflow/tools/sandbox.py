@@ -3,12 +3,13 @@
 Under bubblewrap a program has no network, sees no file of the host but its Python, no process but its own,
 and runs as a user without rights under limits on time, memory, processes, files and output. Its verdicts are
 made where it can't reach: in a second sandbox that holds the tests and asks the program for values. Knows no
-workflow and no reward.
+workflow and no reward. A program costs some 40 ms, one with its tests 55 ms and 7 ms a verdict.
 
 What remains possible: a program may give right values without being right in general (tests are what they
 are); where a test leaves a whole judgement to an object of the program's own class (`assert obj`, `a == b`
 between two of them, `obj.is_ok()`), the program answers it, as anywhere; a test that evaluates text from the
-program gives its own verdict away, and no other.
+program gives its own verdict away, and no other. A program may take memory of the kernel that no limit
+counts (names of empty files) for as long as its time lasts. With `limits_only` nothing of this holds.
 """
 
 from __future__ import annotations

