@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
-from masflow.algorithms import preset_of
+from masflow.compiler.algorithm_words import algorithm_words
 from masflow.compiler.chat import notes_of
 from masflow.compiler.critics import critic_facts
 from masflow.compiler.graph import START, Arrow, Graph, Node, ProgramIR, RewardIR
@@ -263,13 +263,7 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     if plan.sampler.kind == "nodes":
         yield f"  {_node_words(plan)}"
     yield " -> ".join(f"{stage.name}: {stage.op}" for stage in plan.stages)
-    yield (
-        f"{algorithm.use} ({preset_of(algorithm.use).paper}): "
-        f"weight {algorithm.weight}, turn loss {algorithm.turn_loss}, "
-        f"clip -{algorithm.clip_low:g} +{algorithm.clip_high:g}, "
-        f"updates a step {algorithm.updates_per_step}, "
-        f"kl {algorithm.kl.weight:g}, entropy {algorithm.entropy:g}"
-    )
+    yield algorithm_words(algorithm)
     if plan.init:
         yield f"starts from {plan.init}"
     elif plan.warm_start:
@@ -288,7 +282,8 @@ def _node_words(plan: Plan) -> str:
     where = f"{most} turns (drawn uniformly)" if most else "every trained turn"
     drawn = f"{samples} actions from one context at {where} of a base episode"
     if options["credit"] == "local":
-        return f"{drawn}; credit local: the turn's own rewards, nothing is played behind it (biased)"
+        on = ", and goes on with the best" if options.get("advance") == "best" else ""
+        return f"{drawn}{on}; credit local: the turn's own rewards, nothing is played behind it (biased)"
     if options["credit"] != "rollout":
         how = {
             "splice": "is the base episode's where its prompt is the same, else played",

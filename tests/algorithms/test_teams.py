@@ -173,6 +173,7 @@ def test_at_grpo_brings_its_sampler_and_what_the_experiment_says_of_it_wins(toy:
     assert (plan.sampler.kind, plan.sampler.samples, plan.algorithm.samples) == ("nodes", 4, 4)
     assert plan.sampler.options == {"credit": "local", "continuations": 1, "advance": "best"}
     assert [entry["name"] for entry in plan.passes] == ["node_sampling"]
+    assert "of a base episode, and goes on with the best; credit local" in explain(plan)
     said = "use: at_grpo}\npasses: [{node_sampling: {samples: 6}}]\n#"
     plan = plan_of(toy, said, workflow=(OWN,))
     assert plan.sampler.samples == 6 and plan.sampler.options["advance"] == "best"
