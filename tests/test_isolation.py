@@ -165,10 +165,10 @@ def test_each_call_has_arguments_of_its_own_whatever_they_are(processes, call):
     words = {"deep": [1, {"a": (None, "é\n")}]}
     (plain,) = answered(processes, call("odd", words))
     assert "Odd" in plain.problems[0]
-    values = [float("inf"), 1e31, "good", None, True, 2]
+    values = [float("inf"), float("nan"), 1e31, "good", None, True, 2]
     found = answered(processes, *(call("same", value) for value in values))
-    assert [a.value for a in found] == [None, None, None, None, 1.0, 2.0]
-    assert ["a reward is a finite number" in "".join(a.problems) for a in found] == [True] * 3 + [False] * 3
+    assert [a.value for a in found] == [None, None, None, None, None, 1.0, 2.0]
+    assert ["a reward is a finite number" in "".join(a.problems) for a in found] == [True] * 4 + [False] * 3
 
 
 @pytest.mark.parametrize(
