@@ -1,6 +1,6 @@
-"""Every algorithm learns a toy of about ten seconds: two roles that must say nothing but 'blue', whatever they hear.
+"""Every algorithm learns a toy of about ten seconds: two roles that must say nothing but 'blue'.
 
-Before RL they say it once in three hundred words; 24 steps of 8 tasks bring most algorithms above 0.6.
+Before RL they say it once in three hundred words; 32 steps of 8 tasks bring most algorithms above 0.8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from masflow.spec.experiment import ALGORITHMS
 Toy = Callable[..., Path]
 GRPO = "algorithm: {use: grpo, samples: 4, updates_per_step: 2}"
 SCHEDULE = "train: {steps: 4, tasks_per_step: 3, seed: 0, save_every: 1, keep: 8, optimizer: {lr: 1.0e-2}}"
-LONGER = "train: {steps: 24, tasks_per_step: 8, seed: 0, optimizer: {lr: 1.0e-2}}"
+LONGER = "train: {steps: 32, tasks_per_step: 8, seed: 0, optimizer: {lr: 1.0e-2}}"
 TEAM = """
 rewards:
   - {name: blue, use: "echo.py:blue", otherwise: 0,
