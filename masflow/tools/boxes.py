@@ -30,6 +30,8 @@ NOBODY = 65534
 LOOK_S, DRAIN_S = 0.05, 1.0
 HERE = Path(__file__).parent
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+MAX_NAMES = 4096
+"""Of files, as far as that is seen in time."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -149,7 +151,10 @@ class Box:
         if time.monotonic() - self._looked_at < LOOK_S:
             return ""
         self._looked_at = time.monotonic()
-        return "memory" if _resident_bytes(self.process.pid) > self.limits.memory_mb << 20 else ""
+        pids = _family(self.process.pid)
+        if _resident_bytes(pids) > self.limits.memory_mb << 20:
+            return "memory"
+        return "files" if _num_files(pids, self.limits.tmpfs_mb << 20) > MAX_NAMES else ""
 
     def texts(self) -> tuple[str, str]:
         """Standard output and error."""
@@ -172,16 +177,35 @@ class Box:
             self.home.cleanup()
 
 
-def _resident_bytes(pid: int) -> int:
-    """Of a process and all that it started; what they share counts each time. 0 where nobody says."""
-    total, left = 0, [pid]
+def _family(pid: int) -> list[int]:
+    """A process and all that it started."""
+    found, left = [], [pid]
     while left:
-        place = Path(f"/proc/{left.pop()}")
-        with suppress(OSError, ValueError, IndexError):
-            total += int((place / "statm").read_text().split()[1]) * PAGE_BYTES
-            for thread in (place / "task").iterdir():
+        found.append(left.pop())
+        with suppress(OSError, ValueError):
+            for thread in Path(f"/proc/{found[-1]}/task").iterdir():
                 left += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _resident_bytes(pids: Sequence[int]) -> int:
+    """What processes share counts each time. 0 where nobody says."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError, ValueError, IndexError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     return total
+
+
+def _num_files(pids: Sequence[int], size: int) -> int:
+    """In the sandbox's own file system, known by its size in bytes: names of empty files fill no page, but
+    memory of the kernel. 0 where nobody says."""
+    for pid in pids:
+        with suppress(OSError):
+            there = os.statvfs(f"/proc/{pid}/root/tmp")
+            if there.f_blocks * there.f_frsize == size:
+                return there.f_files - there.f_ffree
+    return 0
 
 
 def pumped(boxes: Sequence[Box], more: Sequence[int], end: float) -> tuple[list[int], str]:

@@ -8,8 +8,8 @@ workflow and no reward. A program costs some 40 ms, one with its tests 55 ms and
 What remains possible: a program may give right values without being right in general (tests are what they
 are); where a test leaves a whole judgement to an object of the program's own class (`assert obj`, `a == b`
 between two of them, `obj.is_ok()`), the program answers it, as anywhere; a test that evaluates text from the
-program gives its own verdict away, and no other. A program may take memory of the kernel that no limit
-counts (names of empty files) for as long as its time lasts. With `limits_only` nothing of this holds.
+program gives its own verdict away, and no other. Memory of all processes together, and numbers of files, are
+looked at twenty times a second: for so long there may be more. With `limits_only` nothing of this holds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Verdicts:
     stderr: str
     error: str
     """What went wrong besides wrong answers: empty, `raised` (while it was loaded), `ended` (itself, before
-    a test was over), `timeout`, `memory`, `crashed`, `output` or `forged`."""
+    a test was over), `timeout`, `memory`, `crashed`, `output`, `files` or `forged`."""
     reasons: tuple[str, ...] = ()
     """Of each test: empty where it passed, else why not."""
     called: tuple[bool, ...] = ()
@@ -74,7 +74,8 @@ class Ran:
     exit: int
     """Its exit status; negative: the signal that ended it."""
     error: str
-    """Empty, `raised` (status other than 0), `timeout`, `memory`, `crashed` or `output`."""
+    """Empty, `raised` (status other than 0), `timeout`, `memory`, `crashed`,
+    `output` or `files`."""
 
 
 def run_tests(

@@ -240,6 +240,11 @@ def test_the_disk_cant_be_filled():
     assert run_program(one, limits=LIMITS).stdout == ""
 
 
+def test_names_of_files_without_end_are_ended():
+    names = "import itertools, os\nfor n in itertools.count(): os.close(os.open(f'/tmp/{n}', os.O_CREAT))"
+    assert run_program(names, limits=LIMITS).error == "files"
+
+
 @pytest.mark.parametrize("loop", ["while True: pass", "import time; time.sleep(1000)"])
 def test_loops_and_sleeps_without_an_end_are_ended(loop):
     began = time.monotonic()
