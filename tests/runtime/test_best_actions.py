@@ -25,6 +25,7 @@ from masflow.runtime.player import Player
 from masflow.spec.experiment import Algorithm
 from masflow.spec.mapping import Optimizer
 from masflow.trace import EpisodeKey, Scored
+from tests.runtime import test_nodes as shapes
 
 Compile = Callable[..., Plan]
 REWARD = """
@@ -310,3 +311,31 @@ def test_the_best_has_to_be_known_before_the_episode_goes_on(
         NodeSampling(samples=3, advance="best", **settings).apply(plan)
     (problem,) = caught.value.problems
     assert problem.code == "wrong-pair" and problem.fix.startswith(fix)
+
+
+@pytest.mark.parametrize("kind", ["graph", "function"])
+def test_of_any_shape_every_turn_of_the_episode_is_the_best_of_its_context(
+    planned: Callable[..., Plan], kind: str
+):
+    """Loops, lists, copies, tools with a state, conversations, calls of workflows; a function with chance."""
+    files = {"table.py": shapes.REWARD + shapes.COUNT, "inner.yaml": shapes.INNER,
+             "main.yaml": shapes.SHAPES, "main.py": shapes.PROGRAM}  # fmt: skip
+    plan = best_of(planned("main.yaml" if kind == "graph" else "main.py:main", files), samples=3)
+    engine = ScriptedEngine({"*": shapes.speaks})
+    found = drawn(plan, engine, 6, {"words": ["x", "y"]})
+    assert len({request.turn_id for request in engine.requests}) == len(engine.requests)
+    credited = credit_actions(plan, score(plan, found.bases), found.continuations, True)
+    actions = {way.action for way in found.continuations}
+    groups: dict[Any, list[Any]] = {}
+    for entrant in credited.entrants:
+        groups.setdefault(entrant.key, []).append(entrant)
+    assert max(map(len, groups.values())) == 3
+    compared = 0
+    for base in found.bases:
+        assert {turn.id for turn in base.turns} <= actions and base.outcome == "ok"
+        for turn in base.turns:
+            key = (base.key.slot, base.key.task_id, turn.member, turn.path)
+            totals = {e.turn.id: e.total for e in groups.get(key, ())}
+            compared += len(set(totals.values())) > 1
+            assert turn.id not in totals or totals[turn.id] == max(totals.values())
+    assert compared > 20
