@@ -258,7 +258,11 @@ class _Tested:
             call = f"run_for_tests({source.fileno()}, {theirs.fileno()})"
             self.program = Box(mode, limits, PROGRAM, call, [source.fileno(), theirs.fileno()])
             call = f"run_tests({asked}, {ours.fileno()}, {told})"
-            self.tests = Box(mode, limits, TESTS, call, [asked, ours.fileno(), told])
+            try:
+                self.tests = Box(mode, limits, TESTS, call, [asked, ours.fileno(), told])
+            except OSError:
+                self.program.close()
+                raise
 
     def __enter__(self) -> _Tested:
         return self
