@@ -22,6 +22,7 @@ from masflow.models.trainer import Trainer
 from masflow.runtime import checkpoints
 from masflow.runtime.controller import train
 from masflow.runtime.rundir import Interrupted, StopFlag, read_metrics
+from masflow.runtime.trial import evaluate_checkpoint
 
 Toy = Callable[..., Path]
 GRPO = "{use: grpo, samples: 4, updates_per_step: 2}"
@@ -264,13 +265,15 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(toy: Toy, tmp_path: Path, us
 
 
 @SLOW
-def test_a_checkpoint_without_its_critic_is_refused(toy: Toy, tmp_path: Path):
+def test_a_checkpoint_without_its_critic_can_be_scored_and_not_resumed(toy: Toy, tmp_path: Path):
     plan = plan_of(toy, "ppo", ("steps: 4, tasks", "steps: 1, tasks"), to_go=False)
     train(plan, tmp_path / "run")
     place = checkpoints.latest(tmp_path / "run/checkpoints")
     assert place is not None
     (place / "models/policy/critics/policy.safetensors").unlink()
     longer = plan_of(toy, "ppo", ("steps: 4, tasks", "steps: 2, tasks"), to_go=False)
+    scored = evaluate_checkpoint(plan, str(tmp_path / "run"), "eval", 2, 0)
+    assert scored["metrics"].keys() == {"echoed", "called"}
     with pytest.raises(RunError, match=r"policy\.safetensors is missing"):
         train(longer, tmp_path / "run", resume=True)
 
