@@ -37,12 +37,18 @@ class Caught:
 def limit(memory_bytes, cpu_s, processes, file_bytes):
     for name, most in (
         (RLIMIT_CORE, 0), (RLIMIT_NOFILE, MAX_FILES), (RLIMIT_FSIZE, file_bytes), (RLIMIT_AS, memory_bytes),
-        (RLIMIT_CPU, cpu_s), (RLIMIT_NPROC, processes),
+        (RLIMIT_CPU, cpu_s + 1), (RLIMIT_NPROC, processes),
     ):  # fmt: skip
         if most or name == RLIMIT_CORE:
             hard = getrlimit(name)[1]
             most = most if hard == RLIM_INFINITY else min(most, hard)
-            setrlimit(name, (most, most))
+            setrlimit(name, (most - 1 if name == RLIMIT_CPU else most, most))
+    signal.signal(signal.SIGXCPU, out_of_time)
+
+
+def out_of_time(*_):
+    """A second before the kernel ends the process, which says nothing of why."""
+    raise TimeoutError("out of CPU time")
 
 
 def module(name):

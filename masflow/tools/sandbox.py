@@ -40,8 +40,10 @@ RUN = ("_inside", "_program")
 PROGRAM = ("_inside", "_line", "_program")
 TESTS = ("_inside", "_line", "_tests")
 """Files that run inside."""
+RAISED = {"MemoryError": "memory", "TimeoutError": "timeout", "SystemExit": "ended"}
+"""What it means that a program raised."""
 TROUBLES = {
-    "timeout": {"timeout"},
+    "timeout": {"timeout", "TimeoutError"},
     "memory": {"MemoryError"},
     "ended": {"Gone", "ConnectionResetError", "BrokenPipeError", "ended"},
 }
@@ -227,8 +229,9 @@ def _ran(code: str, stdin: str, limits: Limits, mode: str) -> Ran:
             else "crashed"
         )
     out, err = box.texts()
-    if error == "raised" and "MemoryError" in err[-200:]:
-        error = "memory"
+    if error == "raised":
+        error = RAISED.get(err.rstrip().rpartition("\n")[2].partition(":")[0], error)
+        error = "raised" if error == "ended" else error
     return Ran(out, err, status, error)
 
 
@@ -304,7 +307,7 @@ class _Tested:
                 status = self.program.process.wait(0.5)
                 return "timeout" if status == 128 + signal.SIGKILL else "crashed" if status > 128 else "ended"
         if kind == "raised":
-            return {"MemoryError": "memory", "SystemExit": "ended"}.get(words.partition(":")[0], "raised")
+            return RAISED.get(words.partition(":")[0], "raised")
         return kind
 
     def _send(self, text: str) -> None:

@@ -141,6 +141,25 @@ def test_a_program_that_cant_be_loaded_fails_every_test_and_says_why(bubblewrap,
     assert all(why.startswith(reason) for why in found.reasons)
 
 
+def test_time_is_counted_as_the_programs_own(bubblewrap):
+    """A machine that is busy with other work ends nothing before the program has had its time."""
+    limits = Limits(wall_s=60, test_s=50, cpu_s=1)
+    found = run_tests(
+        "def f(x):\n    while x: pass\n    return x", ["assert f(1)", "assert f(0) == 0"], limits=limits
+    )
+    assert (found.passed, found.error) == ((False, True), "timeout")
+    assert found.reasons[0] == "TimeoutError: out of CPU time"
+
+
+@pytest.mark.slow
+def test_no_program_outlives_its_own_time(bubblewrap):
+    limits = Limits(wall_s=60, test_s=50, cpu_s=1)
+    assert run_tests("while True: pass", ["f"], limits=limits).error == "timeout"
+    assert run_program("while True: pass", limits=limits).error == "timeout"
+    stubborn = "while True:\n    try:\n        while True: pass\n    except TimeoutError: pass"
+    assert run_program(stubborn, limits=limits).error == "timeout"
+
+
 def test_a_programs_module_is_as_any(bubblewrap):
     code = "import sys, dataclasses\n@dataclasses.dataclass\nclass Pair:\n    a: int\n    b: int = 2\n"
     code += "def get(): return dataclasses.astuple(Pair(1)), __name__\nif __name__ == '__main__': 1 / 0\n"
