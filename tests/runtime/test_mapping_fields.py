@@ -331,7 +331,7 @@ def _made(case: Case, server: Any, around: Path, experiment: Path, stack: ExitSt
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_field_reaches_where_it_acts_and_only_its_own_side(
+def test_mapping__a_models_own_setting_is_ignored__each_field_reaches_where_it_acts_and_its_own_side_only(
     name: str,
     sides: Callable[[Case, Any], list[Side]],
     chat_server: Any,

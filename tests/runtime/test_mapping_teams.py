@@ -1,4 +1,4 @@
-"""Whole runs of one team under many mappings: everything at once, partial sharing, judges, slow rewards."""
+"""Whole runs of one team under many mappings: everything at once, partial sharing, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from masflow.models.weights import checksum
 from masflow.runtime.controller import train
 from masflow.runtime.local import LocalActor
 from masflow.runtime.model_group import ModelGroup
-from masflow.runtime.rundir import read_metrics
+from masflow.runtime.rundir import Interrupted, StopFlag, read_metrics
 from masflow.runtime.team import Team
 
 WORDS = ("red", "green", "blue", "white", "black", "pink", "grey", "brown")
@@ -192,3 +192,38 @@ def test_who_shares_is_the_mappings_alone(tmp_path: Path) -> None:
         train(plan, tmp_path / str(number) / "run")
         [record] = steps(tmp_path / str(number) / "run")
         assert (len(plan.models), len(record["policies"])) == wanted
+
+
+MIXED = f"""{{
+  some: {{roles: [planner, teller], optimizer: {{lr: 3.0e-3, schedule: linear}}}},
+  lora: {{roles: [writer, second], train: lora, base: {wordpiece("llama.jsonl", LLAMA)}, adapters: {{
+    a: {{roles: [writer], lora: {{rank: 2, targets: [q_proj]}}, optimizer: {{lr: 2.0e-2, warmup_steps: 3}}}},
+    b: {{roles: [second], lora: {{rank: 3}}}}}}}},
+  still: {{roles: [editor], train: frozen, base: {wordpiece("gpt2.jsonl", GPT2)}}}}}"""
+
+
+def test_a_stopped_run_of_unlike_policies_resumes_to_the_bits_of_one_that_never_stopped(
+    tmp_path: Path,
+) -> None:
+    experiment = project(tmp_path, MIXED, steps=3)
+    train(compile_experiment(experiment), tmp_path / "whole")
+    stop = StopFlag()
+
+    def on_event(kind: str, facts: dict[str, Any]) -> None:
+        stop.requested = stop.requested or kind == "train"
+
+    with pytest.raises(Interrupted):
+        train(compile_experiment(experiment), tmp_path / "halves", on_event=on_event, stop=stop)
+    assert not (tmp_path / "halves/checkpoints/step_000003").exists()
+    train(compile_experiment(experiment), tmp_path / "halves", resume=True)
+    whole, halves = (
+        {
+            file.relative_to(place).as_posix(): checksum(load_file(file))
+            for file in place.glob("models/*/*.safetensors")
+        }
+        for place in (tmp_path / run / "checkpoints/step_000003" for run in ("whole", "halves"))
+    )
+    assert whole == halves and len(whole) == 3
+    assert [r["policies"] for r in steps(tmp_path / "whole")] == [
+        r["policies"] for r in steps(tmp_path / "halves")
+    ]
