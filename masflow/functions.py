@@ -168,7 +168,7 @@ def forget_changed() -> None:
     A run that goes on has its functions already; what a file imports stays loaded, as everywhere in Python.
     """
     changed = False
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         made_from, file = getattr(module, "__dict__", {}).get(SOURCE), getattr(module, "__file__", None)
         if made_from is None or file is None or (Path(file).is_file() and file_hash(Path(file)) == made_from):
             continue

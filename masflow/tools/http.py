@@ -13,6 +13,7 @@ import random
 import ssl
 import threading
 import time
+import weakref
 import zlib
 from dataclasses import dataclass
 from functools import cache
@@ -103,6 +104,7 @@ class Pool:
             is_bearer = settings.key_header.lower() == "authorization"
             headers[settings.key_header] = f"Bearer {self._key}" if is_bearer else self._key
         self.servers = [_Server(url, settings, headers) for url in settings.urls]
+        weakref.finalize(self, _close, [server.client for server in self.servers])
         self._pace, self._pause_s = Pace(settings.per_minute, minute_s), pause_s
         self._slots = threading.BoundedSemaphore(settings.max_concurrent)
         self._lock = threading.Lock()
@@ -299,6 +301,11 @@ class Pool:
         if self._key is None:
             return text
         return text.replace(self._key, "***").replace(json.dumps(self._key)[1:-1], "***")
+
+
+def _close(clients: list[httpx.Client]) -> None:
+    for client in clients:
+        client.close()
 
 
 def _place(url: str) -> str:
