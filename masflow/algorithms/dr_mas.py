@@ -12,6 +12,6 @@ PRESET = Preset(
     says="each agent's turns in a task's episodes share one mean and one standard deviation",
     fields={"advantage": "group_norm", "group": "task_role"},
     fixed=("group",),
-    differs="8 samples a task (published runs: 5 to 8); turns of one episode enter each other's baseline, as"
-    " published: an agent that speaks more often in good episodes than in bad ones is held back",
+    differs="8 samples a task (published: 8 for mathematics, 5 for search); turns of one episode enter"
+    " each other's baseline, as published: an agent that speaks more often in good episodes than in bad ones is held back",
 )

@@ -26,5 +26,6 @@ PRESET = Preset(
     fixed=("group",),
     refuse=refuse,
     differs="a state is a role's system prompt and last message at a node; the discount of a step is the"
-    " workflow's `discount` (published: 0.95); an episode's return counts from the role's first turn",
+    " workflow's `discount` (published: 0.95); an episode's return counts from the role's first turn; a"
+    " state that is met twice in one episode is compared with itself, as published",
 )

@@ -24,6 +24,7 @@ PRESET = Preset(
     fixed=("group",),
     refuse=refuse,
     differs="sub-agents' calls aren't copied or dropped at random until each episode has as many: each weighs"
-    " one over its episode's, the expectation of that; the weights of format, correctness and the expert's"
-    " verdict are the workflow's `weight`s, for the paper gives none",
+    " one over its episode's, the expectation of that; calls of one episode are compared with each other, as"
+    " published; the upper clip is 0.2 (published code: 0.28); the weights of format, correctness and the"
+    " expert's verdict are the workflow's `weight`s, for the paper gives none",
 )
