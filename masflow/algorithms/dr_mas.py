@@ -13,6 +13,6 @@ PRESET = Preset(
     fields={"advantage": "group_norm", "group": "task_role"},
     fixed=("group",),
     differs="8 samples a task (published: 8 for mathematics, 5 for search); turns of one episode enter"
-    " each other's baseline, as published: an agent that speaks more often in good episodes than in bad ones is"
-    " held back",
+    " each other's baseline, as published: an agent that speaks more often in good episodes than in bad"
+    " ones is held back",
 )
