@@ -147,7 +147,8 @@ class Critic(Spec):
     """`role`: one network a role; `model`: one a model, with a value head a role; `team`: one for everybody,
     which sees the prompts of all roles as text. Default: the preset's, else `model`."""
     base: str | None = None
-    """Folder or id; default: the base of the model whose roles it judges."""
+    """Folder or id; default: the model whose roles it judges, as it is when RL begins (after a warm start or
+    `init`), adapters left out. A critic that reads a model's tokens needs one with the same tokenizer."""
     optimizer: Optimizer = Optimizer()
     value_clip: float | None = Field(default=0.2, gt=0)
     """A value may move this far from where it stood before the step's first update without the loss looking
