@@ -1,8 +1,11 @@
 """qd_answer, qd_evidence and m_ask: what hand-written episodes pay, worked out on paper."""
 
 import json
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 QUESTION = {
     "question": "Which river flows through the birthplace of Marie Curie?",
@@ -130,3 +133,12 @@ def test_shared_separate_and_partial_by_the_mapping_alone(team, name, shared):
     assert policies("shared") == {"policy"}
     assert policies("separate") == {f"own.{role}" for role in roles}
     assert policies(name) == {shared, *(f"own.{role}" for role in own)} and len(own) == len(roles) - 2
+
+
+@pytest.mark.parametrize("name", ["qd_answer", "qd_evidence", "m_ask"])
+def test_a_team_is_said_in_sixty_lines_with_its_prompts_beside_it(name):
+    text = (ROOT / "workflows" / f"{name}.yaml").read_text()
+    assert len(text.splitlines()) <= 60
+    assert text.count("prompt:") == text.count(".md")
+    code = (ROOT / "rewards" / "qa.py").read_text().splitlines()
+    assert sum(bool(line.strip()) and not line.strip().startswith('"""') for line in code) <= 40
