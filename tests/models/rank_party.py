@@ -35,6 +35,8 @@ from masflow.spec.mapping import ConfigBase, Lora, Optimizer
 WORDS = "red green blue what is the colour of sky grass sea say: answer one two three"
 OPTIMIZER = Optimizer(lr=3e-3, eps=1e-6)
 LOSS = LossSpec(kl_weight=0.2, entropy=0.05)
+PAID = LossSpec(kl_weight=0.2, pays_kl=True, importance_cap=1.5, ratio="sequence", epochs=2)
+"""Each token has an advantage that all ranks' tokens of its role decide on."""
 BUDGET = Budget(tokens=160, logits=1500)
 """Small, so that a rank has several micro-batches, and not as many as the other, and scores them in parts."""
 CASES: dict[str, dict[str, Any]] = {
@@ -166,6 +168,8 @@ def make_items(rows: list[Row], minibatches: int = 1) -> list[TrainRow]:
             weight / len(r.reply_ids),
             i % minibatches,
             r.temperature,
+            "ab"[i % 2],
+            float(rng.normal()),
         )
         for i, r in enumerate(rows)
     ]
@@ -191,7 +195,7 @@ def work(case: str, folder: Path, ranks: Ranks | None = None) -> dict[str, Any]:
     for step in range(3):
         for number, policy in enumerate(party.names):
             rows = make_rows(6 + 3 * number + step, 10 * step + number, policy)
-            metrics = party.update(policy, rows, step, minibatches=2, loss=LOSS if step else LossSpec())
+            metrics = party.update(policy, rows, step, minibatches=2, loss=(LossSpec(), LOSS, PAID)[step])
             party.policies.versions[policy] += 1
             found["metrics"].append(metrics)
     found["weights"] = party.weights()

@@ -101,7 +101,8 @@ def test_gradients_are_those_of_one_process(folder: Path, strategy: str, case: s
 def test_weights_and_metrics_after_several_steps_are_those_of_one_process(
     folder: Path, strategy: str, case: str
 ) -> None:
-    """A warm start, then updates of every policy in mini-batches with KL and entropy."""
+    """A warm start, then updates of every policy in mini-batches: plain, with KL and entropy, and with a KL
+    that tokens pay, importance weights, ratios of whole turns and two passes."""
     wanted = _found(folder, "alone", case)
     first, second = _both(folder, strategy, case)
     assert first["metrics"] == second["metrics"]
