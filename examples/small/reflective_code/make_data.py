@@ -50,11 +50,14 @@ def task(program: Program, rng: random.Random) -> dict:
     return {"question": words, "tests": [{"x": str(x), "y": value(right_code(program), x)} for x in xs]}
 
 
+def bad_plan(program: Program) -> Program:
+    (second, number) = program[1]
+    return program[0], ({"+": "-", "-": "*", "*": "+"}[second], number)
+
+
 def planned(program: Program, rng: random.Random) -> Program:
     """The program, or one whose second operation is another."""
-    (second, number) = program[1]
-    wrong = {"+": "-", "-": "*", "*": "+"}[second]
-    return program if rng.random() >= BAD_PLAN_FRAC else (program[0], (wrong, number))
+    return bad_plan(program) if rng.random() < BAD_PLAN_FRAC else program
 
 
 def plan_text(program: Program) -> str:
@@ -62,12 +65,14 @@ def plan_text(program: Program) -> str:
     return f"{first} {a} then {second} {b}"
 
 
-def coded(program: Program, rng: random.Random) -> str:
+def bad_code(program: Program) -> str:
     (first, a), (second, b) = program
-    if rng.random() >= BAD_CODE_FRAC:
-        return right_code(program)
     start = f"x {first} {a}"
     return f"{start} {second} {b}" if second == "*" and first != "*" else start
+
+
+def coded(program: Program, rng: random.Random) -> str:
+    return bad_code(program) if rng.random() < BAD_CODE_FRAC else right_code(program)
 
 
 def reason(program: Program, rng: random.Random) -> str:
@@ -94,9 +99,11 @@ def team(program: Program, given: dict, rng: random.Random) -> dict:
 
 
 def alone(program: Program, given: dict, rng: random.Random) -> dict:
+    """Right as often as a round of the team; else with both of its mistakes, again always in the same way."""
     turns = []
     for _ in range(ROUNDS):
-        code = coded(planned(program, rng), rng)
+        is_right = rng.random() < (1 - BAD_PLAN_FRAC) * (1 - BAD_CODE_FRAC)
+        code = right_code(program) if is_right else bad_code(bad_plan(program))
         turns.append({"node": "code", "reply": code})
         if solved(code, given):
             break
