@@ -25,12 +25,16 @@ class Begun:
         """Somebody has waited for it."""
 
     def run(self) -> None:
-        try:
+        with self:
             self._value = self._work()
-        except BaseException as error:  # whoever asks for the result gets it
-            self._error = error
-        finally:
-            self._over.set()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Whatever the work raised, whoever asks for the result gets it."""
+        self._error = error
+        self._over.set()
+        return True
 
     def is_over(self) -> bool:
         return self._over.is_set()
