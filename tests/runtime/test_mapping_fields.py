@@ -186,7 +186,7 @@ CASES: dict[str, Case] = {
     "adapters.init": Case(ADAPTED, starts_from("adapted", "m/m.told"), True, False),
     **_adamw(OWN),
     "init": Case(EARLIER, starts_from("earlier", "policy/policy"), True, False),
-    "context": Case(OWN, lambda side: side.ask(text="say " * 50)[0].finish == "prompt_too_long", True, False),
+    "context": Case(OWN, lambda side: side.ask(text="say " * 14)[0].finish == "prompt_too_long", True, False),
     "dtype": Case(WHOLE, lambda side: side.worker.base.model.dtype, torch.bfloat16, torch.float32),
     "quantize": Case(HALVED, four_bits, True, False),
     "gradient_checkpointing": Case(OWN, lambda side: side.learned.passes, 8, 4),
