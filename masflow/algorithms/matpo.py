@@ -27,7 +27,7 @@ PRESET = Preset(
     },
     fixed=("group",),
     refuse=refuse,
-    differs="the mean over the batch's tokens is verl's default, on which the published code runs; an episode's"
-    " reward is the mean over"
-    " its turns' (published: 0.9 accuracy + 0.1 format of tool calls, which are the workflow's `weight`s)",
+    differs="the mean over the batch's tokens is verl's default, on which the published code runs; an"
+    " episode's reward is the mean over its turns' (published: 0.9 accuracy + 0.1 format of tool calls, which"
+    " are the workflow's `weight`s)",
 )
