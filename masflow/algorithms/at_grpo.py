@@ -13,7 +13,7 @@ PRESET = Preset(
     fields={"advantage": "group_norm", "group": "task_role_path"},
     passes={"node_sampling": {"samples": 4, "credit": "local", "advance": "best"}},
     fixed=("group",),
-    differs="4 candidates: ours; a turn's reward is the workflow's turn rewards with their `weight`s (published:"
-    " the team's plus the agent's own); training rewards are of the best candidates, and so higher than"
-    " evaluation's",
+    differs="4 candidates: ours; a turn's reward is the workflow's turn rewards with their `weight`s"
+    " (published: the team's plus the agent's own); training rewards are of the best candidates, and so"
+    " higher than evaluation's",
 )
