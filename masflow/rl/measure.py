@@ -34,7 +34,8 @@ class Measurement:
 
 
 def measurements(call: RewardCall, scope: Scope) -> Generator[list[Question], list[Any], list[Measurement]]:
-    """In happened-before order, concurrent ones as the trajectory has them. A malformed turn measures `otherwise`.
+    """In happened-before order, concurrent ones as the trajectory has them; a malformed turn measures
+    `otherwise`.
 
     Yields the questions once, and goes on with their answers.
     """
