@@ -146,7 +146,7 @@ UNSEEN = ("data: {train: tasks.jsonl, eval: held_out.jsonl}", "data: {train: tas
 
 
 @pytest.mark.parametrize(
-    "use", ["ppo", pytest.param("turn_ppo", marks=SLOW), pytest.param("ippo", marks=SLOW), "mappo"]
+    "use", [*(pytest.param(use, marks=SLOW) for use in ("ppo", "turn_ppo", "ippo")), "mappo"]
 )
 def test_critics_learn_beside_the_policies_over_several_optimizer_steps_a_batch(
     toy: Toy, tmp_path: Path, use: str
