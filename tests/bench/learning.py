@@ -32,6 +32,8 @@ from tests.bench.paired import difference, scores_of, shown  # noqa: E402
 SMALL = ("math_team", "qd_answer", "qd_evidence", "m_ask", "reflective_code")
 SHARINGS = ("shared", "separate", "single")
 FAMILIES = ("grpo", "rloo", "reinforce_pp", "gspo", "cispo", "ppo")
+OWN_WORDS = {"ppo": ("--set", "algorithm.critic.optimizer.lr=1.0e-3")}
+"""What a small model needs beyond the preset: the critic's rate there is one for large models."""
 LABELS = {
     "shared": "one model plays all roles",
     "separate": "one model a role",
@@ -72,7 +74,14 @@ def teams(seeds: Sequence[int], only: Sequence[str]) -> list[Job]:
 def algorithms(seeds: Sequence[int], only: Sequence[str]) -> list[Job]:
     experiment = "examples/quickstart.yaml"
     return [
-        Job("quickstart", name, seed, experiment, ("--set", f"algorithm.use={name}"), warm=experiment)
+        Job(
+            "quickstart",
+            name,
+            seed,
+            experiment,
+            ("--set", f"algorithm.use={name}", *OWN_WORDS.get(name, ())),
+            warm=experiment,
+        )
         for seed in seeds
         for name in only or FAMILIES
     ]
