@@ -41,6 +41,8 @@ class Facts:
     """Trained model → its policies."""
     individual: tuple[str, ...] = ()
     """Rewards that count and don't pay all turns alike; `well_formed` aside."""
+    steps: int = 0
+    """Of the run."""
 
 
 @dataclass(frozen=True)

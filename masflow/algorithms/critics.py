@@ -57,6 +57,13 @@ def refuse_critic(facts: Facts) -> Iterator[Refusal]:
     if own.ratio == "sequence" and own.advantage == "gae":
         message = "one ratio a turn ('ratio: sequence') adds up the advantages that 'gae' gives its tokens"
         yield Refusal("ratio", message, "write ratio: token, or advantage: turn_gae")
+    if facts.steps and critic.warmup_steps >= facts.steps:
+        message = (
+            f"critics alone learn for {critic.warmup_steps} steps, and the run has {facts.steps}: no policy"
+            " would ever learn"
+        )
+        fix = f"write at most {facts.steps - 1}, or raise train.steps"
+        yield Refusal("critic.warmup_steps", message, fix)
     if critic.per == "team" and own.advantage == "gae":
         message = "a central critic values what the team was asked, turn by turn, and not single tokens"
         yield Refusal("critic.per", message, "write advantage: turn_gae, or per: model (or role)")

@@ -62,6 +62,17 @@ def _clips(facts: Facts) -> Iterator[Refusal]:
     for key in ("clip_low", "clip_high"):
         if key in facts.given and own.clip == "none":
             yield Refusal(key, f"'{key}' has no effect with clip: none", "remove it", USELESS)
+    if own.clip != "none" and (own.clip_low or 0.0) > 1:
+        message = f"'clip_low: {own.clip_low:g}' would hold ratios above {1 - (own.clip_low or 0.0):g}: none"
+        yield Refusal(
+            "clip_low", f"{message} is ever below 0", "write a share, like 0.2; 1 is no lower bound"
+        )
+    if own.importance is not None and own.importance.cap < 1:
+        message = (
+            f"'cap: {own.importance.cap:g}' cuts the weight 1 of tokens on which engine and trainer agree,"
+            " and so is a factor on every loss"
+        )
+        yield Refusal("importance.cap", message, "write at least 1, like 2")
 
 
 def _kl(facts: Facts) -> Iterator[Refusal]:
@@ -85,6 +96,9 @@ def _kl(facts: Facts) -> Iterator[Refusal]:
             f"a KL in the reward is k1, the log-ratio itself; '{own.kl.estimator}' isn't additive in tokens"
         )
         yield Refusal("kl.estimator", message, "remove it, or write place: loss")
+    if own.ratio == "sequence" and own.advantage == "batch_norm":
+        message = "with a KL in the reward each token has an advantage, and 'ratio: sequence' has one a turn"
+        yield Refusal("ratio", message, "write ratio: token, or kl: {place: loss}")
     if own.negative_weight != 1.0 and own.advantage == "batch_norm":
         message = (
             "'negative_weight' weighs the advantages of turns; with a KL in the reward each token has one"

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from masflow.errors import Problem, SpecError, Where, unknown
-from masflow.project import Loaded, load_data
+from masflow.project import Loaded, Source, load_data
 from masflow.spec.experiment import Experiment
 
 __all__ = ["FLAG", "overridden"]
@@ -39,9 +39,18 @@ def overridden(loaded: Loaded[Experiment], overrides: Mapping[str, str]) -> Load
     if problems:
         raise SpecError(problems)
     try:
-        return load_data(data, loaded.source, "experiment", loaded.root, path=loaded.path)
+        return load_data(
+            data, _flagged(loaded.source, overrides), "experiment", loaded.root, path=loaded.path
+        )
     except SpecError as error:
         raise SpecError(_blamed(p, overrides) for p in error.problems) from None
+
+
+def _flagged(source: Source, overrides: Mapping[str, str]) -> Source:
+    """Whatever is found wrong later with an overridden value stands in the flag, too."""
+    keys = [tuple(int(p) if p.isdigit() else p for p in key.split(".")) for key in overrides]
+    lines = {p: line for p, line in source.lines.items() if not any(p[: len(k)] == k for k in keys)}
+    return Source(source.file, lines | dict.fromkeys(keys, 0), {**source.files, **dict.fromkeys(keys, FLAG)})
 
 
 def _yaml(key: str, text: str) -> Any:

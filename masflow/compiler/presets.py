@@ -38,6 +38,7 @@ def resolve_algorithm(
         {p.name: p.roles for m in models or () for p in m.policies if p.train},
         {m.name: tuple(p.name for p in m.policies) for m in models or () if m.train != "frozen"},
         tuple(_individual(graph)) if graph else (),
+        loaded.spec.train.steps,
     )
     problems.extend(_fixed(loaded, preset, given))
     for found in (*wrong_pairs(facts), *preset.refuse(facts)):

@@ -100,6 +100,9 @@ class NodeSampling(Spec):
             message = (
                 "credit 'local' sees a turn's own rewards only, and this workflow has none at level turn"
             )
-            fix = "use credit: rollout, or give the workflow a reward with level: turn"
+            other = "credit: rollout" + (", advance: base" if self.advance == "best" else "")
+            fix = (
+                f"write passes: [node_sampling: {{{other}}}], or give the workflow a reward with level: turn"
+            )
             found.append(Problem.at(where, "no-local-reward", message, fix))
         return found

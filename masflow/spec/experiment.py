@@ -156,6 +156,8 @@ class Critic(Spec):
     warmup_steps: int = Field(default=0, ge=0)
     """The run's first steps in which critics learn and policies stay as they are."""
 
+    hints: ClassVar[dict[str, str]] = {"lr": "optimizer: {lr: …}", "warmup": "warmup_steps", "model": "base"}
+
 
 class Gae(Spec):
     """Generalised advantage estimation (arXiv 1506.02438, eq. 16)."""
@@ -165,7 +167,7 @@ class Gae(Spec):
     lam: float = Field(default=0.95, ge=0, le=1)
     """How far advantages look ahead: 0 one token (or turn), 1 to the end."""
 
-    hints: ClassVar[dict[str, str]] = {"lambda": "lam", "discount": "gamma"}
+    hints: ClassVar[dict[str, str]] = {"lambda": "lam", "gae_lambda": "lam", "discount": "gamma"}
 
 
 class Importance(Spec):
@@ -182,6 +184,21 @@ class Algorithm(Spec):
 
     Fields without a default here have the preset's (`masflow/algorithms/README.md` has a table).
     """
+
+    hints: ClassVar[dict[str, str]] = {
+        "name": "use",
+        "gamma": "gae: {gamma: …}",
+        "lam": "gae: {lam: …}",
+        "lambda": "gae: {lam: …}",
+        "clip_range": "clip_low: …, clip_high: …",
+        "clip_eps": "clip_low: …, clip_high: …",
+        "value_clip": "critic: {value_clip: …}",
+        "beta": "kl: {weight: …}",
+        "kl_coef": "kl: {weight: …}",
+        "entropy_coef": "entropy",
+        "num_generations": "samples",
+        "lr": "optimizer: {lr: …} in train",
+    }
 
     @classmethod
     def longhand(cls, data: Any) -> Any:
@@ -235,6 +252,7 @@ class Algorithm(Spec):
     negative_weight: float = Field(default=1.0, ge=0)
     """Factor on negative advantages; 0 trains on positive ones alone (biased)."""
     entropy: float = 0.0
+    """Weight of a bonus for entropy, a nat; below 0 certainty is paid instead."""
     kl: Kl = Kl()
     overlong: Overlong | None = None
     dynamic: Dynamic | None = None

@@ -89,6 +89,10 @@ def _translate(entry: Any, path: tuple[str | int, ...]) -> Fault:
     if kind in ("literal_error", "enum"):
         chosen = f"choice for '{key}':" if len(path) > 1 and path[-2] in ("pay", "outcomes") else key
         return _choice(chosen, value, context)
+    if kind == "finite_number":
+        return Fault(
+            f"{name} must be a finite number; got {_shown(value)}", code="not-finite", fix="write one"
+        )
     if kind in BOUNDS:
         bound = next(iter(context.values()))
         message = f"{name} is {_shown(value)}; it must be {BOUNDS[kind]} {bound}"

@@ -39,6 +39,11 @@ REFUSED = [
     ("use: grpo, samples: 1", "group-of-one", "nothing would train", "samples: 8"),
     ("use: dapo, samples: 1, singleton: role_baseline", WRONG, "one episode says nothing", "samples: 8"),
     ("use: grpo, updates_per_step: 5", "too-many-updates", "more than the 3 tasks", "at most 3"),
+    ("use: reinforce_pp, ratio: sequence", WRONG, "has one a turn", "ratio: token"),
+    ("use: grpo, clip_low: 20", WRONG, "none is ever below 0", "like 0.2"),
+    ("use: cispo, clip_low: 1.5", WRONG, "above -0.5", "1 is no lower bound"),
+    ("use: grpo, importance: {cap: 0.5}", WRONG, "a factor on every loss", "like 2"),
+    ("use: ppo, critic: {warmup_steps: 4}", WRONG, "no policy would ever learn", "at most 3"),
     ("use: ppo, dynamic: {max_rounds: 2}", WRONG, "'gae' has no groups", "remove 'dynamic'"),
 ]
 

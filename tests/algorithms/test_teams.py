@@ -193,7 +193,7 @@ REFUSED = [
     ("use: matpo", (TO_GO,), WRONG, "gives turns one number", "credit: own"),
     ("use: gigpo", (OWN,), WRONG, "what 'called' pays stays with one turn", "credit: return_to_go"),
     ("use: grpo, step_weight: 0.5", (), USELESS, "aren't compared", "use: gigpo"),
-    ("use: at_grpo", (), "no-local-reward", "sees a turn's own rewards only", "level: turn"),
+    ("use: at_grpo", (), "no-local-reward", "sees a turn's own rewards", "rollout, advance: base"),
     ("use: at_grpo, samples: 8", (OWN,), "samples-twice", "how many actions are drawn", "node_sampling"),
     ("use: ppo, group: task_role", (), USELESS, "'gae' compares no groups", "group_norm"),
 ]  # fmt: skip

@@ -63,6 +63,24 @@ def test_a_bad_override_says_what_is_wrong(set_, key, value, said):
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "path"),
+    [
+        ("algorithm.sum_length", "5", "algorithm.sum_length"),
+        ("algorithm", "{use: grpo, sum_length: 5}", "algorithm.sum_length"),
+        ("algorithm", "ppoo", "algorithm.use"),
+        ("passes", "[nothing]", "passes.0"),
+        ("algorithm.entropy", ".nan", "algorithm.entropy"),
+        ("algorithm.gamma", "0.9", "algorithm.gamma"),
+    ],
+)
+def test_what_only_the_compiler_finds_wrong_stands_at_the_flag_too(set_, key, value, path):
+    with pytest.raises(SpecError) as caught:
+        set_({"train.steps": "3", key: value}, "algorithm: {use: grpo}\n", ("algorithm: ", "# "))
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.line) == ("--set", 0) and problem.path.startswith(path)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "fix"),
     [
         ("train.step", "3", "write 'steps'"),
