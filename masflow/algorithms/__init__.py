@@ -7,15 +7,18 @@ An algorithm is a `Preset` in a file of its own, found by name here or in the en
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from masflow.errors import closest
+from pydantic import ValidationError
+
+from masflow.errors import Where, boundary, closest
 from masflow.spec.base import Spec
 from masflow.spec.experiment import ALGORITHMS, Algorithm
+from masflow.spec.problems import problems_of
 
 __all__ = ["BUILT_IN", "GROUP", "Facts", "Preset", "Refusal", "filled", "known_algorithms", "preset_of"]
 
@@ -109,8 +112,49 @@ def known_algorithms() -> Mapping[str, Preset]:
     """Built-in presets and those that installed packages offer, by name."""
     found = {**_own(), **BUILT_IN}
     for entry in entry_points(group=GROUP):
-        found.setdefault(entry.name, entry.load())
+        if entry.name not in found:
+            found[entry.name] = _offered(entry)
     return found
+
+
+def _offered(entry: EntryPoint) -> Preset:
+    """A package's preset, under the entry point's name, its values checked as if a user had written them.
+    One that can't be used refuses every experiment that names it, and no other one."""
+    preset = None
+    with boundary(entry.value) as caught:
+        preset = entry.load()
+    if caught.error:
+        return _unusable(entry, caught.error)
+    if not isinstance(preset, Preset):
+        return _unusable(
+            entry, f"{entry.value} is a {type(preset).__name__}, not a masflow.algorithms.Preset"
+        )
+    if odd := [name for name in preset.fixed if name not in preset.fields]:
+        return _unusable(entry, f"'fixed' names '{odd[0]}', and 'fields' gives it no value")
+    try:
+        values = Algorithm.model_validate({**preset.fields, "use": entry.name})
+    except ValidationError as error:
+        found = problems_of(error, dict(preset.fields), lambda *_: Where(entry.value), ())
+        return _unusable(entry, found[0].message)
+    fields = {name: getattr(values, name) for name in preset.fields}
+    return replace(preset, name=entry.name, fields=fields, refuse=partial(_refused, entry, preset.refuse))
+
+
+def _unusable(entry: EntryPoint, why: str) -> Preset:
+    def refuse(facts: Facts) -> Iterator[Refusal]:
+        message = f"algorithm '{entry.name}' ({entry.value}, of an installed package) can't be used: {why}"
+        yield Refusal("use", message, "repair that package, or choose another 'use'", "bad-algorithm")
+
+    return Preset(entry.name, paper="", says=f"can't be used: {why}", refuse=refuse)
+
+
+def _refused(entry: EntryPoint, own: Callable[[Facts], Iterator[Refusal]], facts: Facts) -> Iterator[Refusal]:
+    found: list[Refusal] = []
+    with boundary(f"{entry.value}, refuse") as caught:
+        found.extend(own(facts))
+    yield from found
+    if caught.error:
+        yield from _unusable(entry, caught.error).refuse(facts)
 
 
 def preset_of(name: str) -> Preset:

@@ -74,7 +74,7 @@ def _put(data: dict[str, Any], spec: type[BaseModel] | None, keys: list[str], va
         data[key] = value
         return
     inner = data.get(key)
-    if key == "workflow" and isinstance(inner, str):
+    if key in ("workflow", "algorithm") and isinstance(inner, str):
         inner = {"use": inner}
     if isinstance(inner, str) and key in ("mapping", "runtime"):
         message = f"'{key}' is the file {inner}; its keys can't be set from here"

@@ -7,8 +7,13 @@ A pass is a frozen config class with `apply(plan) -> plan`, found by name here o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from pydantic import ConfigDict
+
+from masflow.errors import Problem, SpecError, Where, boundary
+from masflow.spec.base import Spec
 
 if TYPE_CHECKING:
     from masflow.compiler.plan import Plan
@@ -45,5 +50,26 @@ def known_passes() -> Mapping[str, type[Pass]]:
     own: dict[str, type[Pass]] = {"node_sampling": NodeSampling, "prefix_sharing": PrefixSharing}
     found = {**own, **BUILT_IN}
     for entry in entry_points(group=GROUP):
-        found.setdefault(entry.name, entry.load())
+        if entry.name in found:
+            continue
+        with boundary(entry.value) as caught:
+            found[entry.name] = entry.load()
+        if caught.error:
+            found[entry.name] = _unusable(entry, caught.error)
     return found
+
+
+def _unusable(entry: EntryPoint, why: str) -> type[Pass]:
+    """Refuses every experiment that names it, and no other one."""
+
+    class Unusable(Spec):
+        model_config = ConfigDict(extra="allow")
+        before: ClassVar[tuple[str, ...]] = ()
+        after: ClassVar[tuple[str, ...]] = ()
+
+        def apply(self, plan: Plan) -> Plan:
+            message = f"pass '{entry.name}' ({entry.value}, of an installed package) can't be used: {why}"
+            fix = "repair that package, or remove the pass"
+            raise SpecError([Problem.at(Where("passes", 0, entry.name), "bad-pass", message, fix)])
+
+    return Unusable

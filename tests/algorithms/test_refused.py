@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from masflow.compiler import check
+from masflow.compiler import check, compile_experiment
 
 Toy = Callable[..., Path]
 GRPO = "algorithm: {use: grpo, samples: 4, updates_per_step: 2}"
@@ -80,3 +81,79 @@ def test_redrawing_tasks_and_drawing_at_nodes_are_two_ways(toy: Toy):
 )
 def test_what_goes_together_is_not_refused(toy: Toy, algorithm: str):
     assert not check(toy((GRPO, f"algorithm: {{{algorithm}}}")))
+
+
+OFFERED = """
+from masflow.algorithms import Preset
+
+def broken(facts):
+    raise ValueError("oops")
+
+def preset(**more):
+    return Preset(name="any", paper="ours", says="calm", **more)
+
+gae = {"advantage": "turn_gae", "critic": {"per": "role"}}
+calm = preset(fields={**gae, "clip_low": 0.1}, fixed=("clip_low",))
+typo = preset(fields={"clip_lo": 0.1})
+odd = preset(fields={"samples": -3})
+loose = preset(fixed=("clip_low",))
+bare = {"clip_low": 0.1}
+raising = preset(refuse=broken)
+grpo = preset(fields={"clip_low": 0.9})
+"""
+
+
+@pytest.fixture
+def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package is installed that offers algorithms, most of them broken, and a pass."""
+    there = tmp_path / "installed"
+    (there / "offering-1.0.dist-info").mkdir(parents=True)
+    (there / "offering.py").write_text(OFFERED)
+    names = ("calm", "typo", "odd", "loose", "bare", "raising", "grpo", "missing")
+    lines = [
+        "[masflow.algorithms]",
+        *(f"{name} = offering:{name}" for name in names),
+        "gone = nowhere:PRESET",
+    ]
+    lines += ["[masflow.passes]", "away = nowhere:Away"]
+    (there / "offering-1.0.dist-info" / "entry_points.txt").write_text("\n".join(lines))
+    (there / "offering-1.0.dist-info" / "METADATA").write_text("Name: offering\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(there)
+    monkeypatch.delitem(sys.modules, "offering", raising=False)
+
+
+@pytest.mark.usefixtures("offered")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("typo", "unknown key 'clip_lo'"),
+        ("odd", "'samples' is -3; it must be at least 1"),
+        ("loose", "'fixed' names 'clip_low'"),
+        ("bare", "is a dict, not a masflow.algorithms.Preset"),
+        ("raising", "refuse: ValueError: oops"),
+        ("missing", "has no attribute 'missing'"),
+        ("gone", "No module named 'nowhere'"),
+    ],
+)
+def test_a_broken_algorithm_of_a_package_stops_whoever_names_it(toy: Toy, name: str, says: str):
+    problems = check(toy((GRPO, f"algorithm: {{use: {name}}}")))
+    assert [p.code for p in problems] == ["bad-algorithm"]
+    assert says in problems[0].message and "repair that package" in (problems[0].fix or "")
+
+
+@pytest.mark.usefixtures("offered")
+def test_an_algorithm_of_a_package_is_used_by_its_name(toy: Toy):
+    assert not check(toy())
+    plan = compile_experiment(toy((GRPO, "algorithm: {use: calm}")))
+    own = plan.algorithm
+    assert (own.use, own.clip_low, own.advantage) == ("calm", 0.1, "turn_gae")
+    assert {critic.name for critic in plan.critics} == {critic.roles[0] for critic in plan.critics}
+    [problem] = check(toy((GRPO, "algorithm: {use: calm, clip_low: 0.3}")))
+    assert problem.code == FIXED and "what makes calm" in problem.message
+    assert compile_experiment(toy()).algorithm.clip_low == 0.2  # a name of ours stays ours
+
+
+@pytest.mark.usefixtures("offered")
+def test_a_broken_pass_of_a_package_stops_whoever_names_it(toy: Toy):
+    [problem] = check(toy((GRPO, f"{GRPO}\npasses: [away]")))
+    assert problem.code == "bad-pass" and "No module named 'nowhere'" in problem.message

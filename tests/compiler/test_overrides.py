@@ -36,6 +36,11 @@ def test_what_is_not_overridden_stays(set_):
     assert plan.warm_start is not None and plan.warm_start.steps == 0
 
 
+def test_a_field_of_an_algorithm_that_another_flag_names_can_be_set(set_):
+    own = set_({"algorithm": "dapo", "algorithm.clip_low": "0.1"}).algorithm
+    assert (own.use, own.clip_low, own.clip_high) == ("dapo", 0.1, 0.28)
+
+
 def test_params_of_a_workflow_named_by_its_file_can_be_set(set_):
     assert set_({"workflow.params.rounds": "5"}).graph.params == {"rounds": 5}
 
