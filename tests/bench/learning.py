@@ -4,14 +4,16 @@
     python tests/bench/learning.py algorithms     # the quickstart from one warm start a seed; 3 seeds
     python tests/bench/learning.py smollm2        # SmolLM2-135M on Natural Questions; 2 seeds
     python tests/bench/learning.py table          # prints what has been measured
+    python tests/bench/learning.py keep           # writes it to results/learning.jsonl.gz
 
-Scores are greedy, on held-out rows; differences are paired by row. A run that is in `results.jsonl` isn't
-repeated, so that a stopped benchmark goes on where it was.
+Scores are greedy, on held-out rows; differences are paired by row. A run that is in the log of `--out`, or in
+that file, isn't repeated (`--again` repeats those), so that a stopped benchmark goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import subprocess
@@ -29,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.bench.paired import difference, scores_of, shown  # noqa: E402
 
+KEPT = Path(__file__).parent / "results" / "learning.jsonl.gz"
 SMALL = ("math_team", "qd_answer", "qd_evidence", "m_ask", "reflective_code")
 SHARINGS = ("shared", "separate", "single")
 FAMILIES = ("grpo", "rloo", "reinforce_pp", "gspo", "cispo", "ppo")
@@ -134,8 +137,8 @@ def warm_starts(jobs: Iterable[Job], out: Path) -> None:
             masflow("sft", job.warm, "--set", f"train.seed={job.seed}", "--out", str(out / name))
 
 
-def run_all(jobs: Sequence[Job], out: Path, workers: int) -> None:
-    done = {(r["group"], r["arm"], r["seed"]) for r in results(out)}
+def run_all(jobs: Sequence[Job], out: Path, workers: int, again: bool = False) -> None:
+    done = {(r["group"], r["arm"], r["seed"]) for r in results(out, kept=not again)}
     left = [job for job in jobs if (job.group, job.arm, job.seed) not in done]
     warm_starts(left, out)
 
@@ -158,9 +161,22 @@ def run_all(jobs: Sequence[Job], out: Path, workers: int) -> None:
         raise SystemExit("some runs failed; the same command tries them again")
 
 
-def results(out: Path) -> list[dict[str, Any]]:
+def results(out: Path, kept: bool = True) -> list[dict[str, Any]]:
+    """What was measured in `out`, and of the rest what the repository holds."""
     log = out / "results.jsonl"
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    if kept and KEPT.exists():
+        own = {(r["group"], r["arm"], r["seed"]) for r in found}
+        earlier = map(json.loads, gzip.decompress(KEPT.read_bytes()).decode().splitlines())
+        found += [r for r in earlier if (r["group"], r["arm"], r["seed"]) not in own]
+    return found
+
+
+def keep(found: Iterable[Mapping[str, Any]]) -> None:
+    """Write the results into the repository, in a settled order."""
+    ordered = sorted(found, key=lambda r: (r["group"], r["arm"], r["seed"]))
+    text = "".join(json.dumps(r, sort_keys=True) + "\n" for r in ordered)
+    KEPT.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -207,18 +223,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=[*KINDS, "table"])
+    parser.add_argument("kind", choices=[*KINDS, "table", "keep"])
     parser.add_argument("--only", nargs="*", default=[], help="some teams, or some algorithms")
     parser.add_argument("--seeds", nargs="*", type=int)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "learning")
+    parser.add_argument("--again", action="store_true", help="measure what the repository holds, too")
     words = parser.parse_args()
     out = words.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    if words.kind != "table":
+    if words.kind == "keep":
+        keep(results(out))
+    elif words.kind != "table":
         make, num_seeds = KINDS[words.kind]
         jobs = make(words.seeds or range(num_seeds), words.only)
-        run_all(jobs, out, 1 if words.kind == "smollm2" else words.jobs)
+        run_all(jobs, out, 1 if words.kind == "smollm2" else words.jobs, words.again)
     print("\n" + table(results(out)))
 
 
