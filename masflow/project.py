@@ -94,6 +94,8 @@ def resolve(ref: str, beside: Path | None, root: Path, where: Where, what: str =
     Raises:
         SpecError: missing (with the nearest name), or found at both places.
     """
+    if not ref.strip():
+        raise SpecError(Problem.at(where, "empty", f"the {what} has an empty name", f"name a {what}"))
     if ref.startswith("lib:"):
         from masflow.library import find_in_library
 

@@ -282,7 +282,7 @@ class _GraphLowering:
         if tool.use in BUILTINS:
             built_in = BUILTINS[tool.use]
             for fault in settings_faults(tool.use, settings):
-                self._problem(fault.code, f"tool '{name}': {fault.message}", fault.fix, *at)
+                self._problem(fault.code, f"tool '{name}': {fault.message}", fault.fix, *at, *fault.path)
             paths = self._data_settings(settings, built_in.data_settings, at)
             models = [self._model_setting(settings, key, at) for key in built_in.model_settings]
             names = tuple(built_in.parameters)

@@ -39,6 +39,8 @@ def link_starts(plan: Plan, experiment: Loaded[Any], mapping: Loaded[Any], probl
             start = own or (place if policy.init is None else None)
             if start is not None:
                 problems.extend(_misfits(model, policy, start, at if own else where))
+            if own and policy.adapter and "adapters" in at.path.split("."):
+                problems.extend(_not_an_adapter(model, policy, own, at))
             kept = replace(policy, init=str(own), init_hash=weights_hash(own)) if own else policy
             policies.append(kept)
         models.append(replace(model, policies=tuple(policies)))
@@ -130,6 +132,19 @@ def _misfits(model: ModelIR, policy: PolicyIR, place: Path, where: Where) -> Ite
         message = f"{place.parent.parent.name} trained '{found.get('name')}' on another base: {reason}"
         fix = f"give model '{model.name}' the base of that run, or start from another one"
         yield Problem.at(where, "other-base", message, fix)
+
+
+def _not_an_adapter(model: ModelIR, policy: PolicyIR, place: Path, where: Where) -> Iterator[Problem]:
+    """An adapter's own `init` would move the backbone under all of them."""
+    theirs = _json(place.parent.parent / "plan.json").get("models")
+    found = _earlier(theirs, policy) if isinstance(theirs, list) else None
+    if found is not None and found.get("train") == "full":
+        message = (
+            f"{place.parent.parent.name} trained '{found.get('name')}' whole and holds no adapter for"
+            f" '{policy.adapter}': its weights would be the backbone of all adapters of '{model.name}'"
+        )
+        fix = f"write 'init' at the model '{model.name}', or name a run that trained adapters"
+        yield Problem.at(where, "not-an-adapter", message, fix)
 
 
 def _earlier(models: Iterable[Any], policy: PolicyIR) -> dict[str, Any] | None:

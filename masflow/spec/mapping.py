@@ -195,7 +195,7 @@ def _url_faults(url: str) -> Iterator[tuple[str, str]]:
     example = "write it up to and with /v1, e.g. http://localhost:8000/v1"
     try:
         parts = urlsplit(url)
-        port_is_odd = parts.port == 0
+        port_is_odd = parts.port == 0 or re.search(r"\s", url) is not None
     except ValueError:
         yield "'url' can't be read as an address", example
         return

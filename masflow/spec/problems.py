@@ -44,7 +44,7 @@ def problems_of(
         path = _path(entry["loc"], lines, keep=entry["type"] == "missing")
         own = fault_of(entry)
         if own is None:
-            faults: tuple[Fault, ...] = (_translate(entry, path),)
+            faults: tuple[Fault, ...] = (translated(entry, path),)
         else:
             faults = own.faults if isinstance(own, Faults) else (own,)
         for fault in faults:
@@ -80,7 +80,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _translate(entry: Any, path: tuple[str | int, ...]) -> Fault:
+def translated(entry: Any, path: tuple[str | int, ...]) -> Fault:
+    """One entry of `ValidationError.errors()` in our words."""
     kind, value, context = entry["type"], entry["input"], entry.get("ctx", {})
     key = str(path[-1]) if path else "the document"
     name = f"entry {key} of '{path[-2]}'" if len(path) > 1 and isinstance(path[-1], int) else f"'{key}'"

@@ -161,6 +161,7 @@ def _url_faults(urls: list[Any] | tuple[Any, ...]) -> Iterator[Fault]:
         try:
             parts = urlsplit(str(url).replace(QUERY, "query"))
             good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            good = good and not re.search(r"\s", str(url))
         except ValueError:
             parts, good = None, False
         if parts is None or not good:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from masflow.spec.base import Fault, Faults, Spec, fault_of
+from masflow.spec.problems import translated
 from masflow.spec.retrieval import DenseSettings, HttpSettings
 from masflow.spec.types import STR, Type, parse_type
 
@@ -165,6 +166,10 @@ def usual_at_once(use: str, settings: Mapping[str, Any]) -> int:
     return wanted if isinstance(wanted, int) and wanted > 0 else USUAL_AT_ONCE
 
 
+MAY_HOLD_A_KEY = (("urls",), ("headers",), ("params",), ("body",), ("key_env",))
+"""Settings whose values are never repeated."""
+
+
 def settings_faults(name: str, settings: dict[str, object]) -> list[Fault]:
     """What is wrong with a built-in's settings, each with its code and fix; empty when nothing is."""
     found: list[Fault] = []
@@ -178,7 +183,10 @@ def settings_faults(name: str, settings: dict[str, object]) -> list[Fault]:
                 faults = own.faults if isinstance(own, Faults) else (own,)
                 found += [fault.below(*entry["loc"]) for fault in faults]
                 continue
-            found.append(Fault(entry["msg"].lower(), code="tool-setting", path=entry["loc"]))
+            if entry["type"] != "missing" and entry["loc"][:1] in MAY_HOLD_A_KEY:
+                found.append(Fault(entry["msg"].lower(), code="tool-setting", path=entry["loc"]))
+                continue
+            found.append(translated(entry, entry["loc"]).below(*entry["loc"]))
         for i, fault in enumerate(found):
             place = ".".join(map(str, fault.path))
             whose = f"setting '{place}' of {name}" if place else f"settings of {name}"

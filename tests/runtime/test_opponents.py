@@ -137,6 +137,17 @@ def test_an_opponent_on_another_base_is_refused_when_the_file_is_checked(
     assert problem.line and "wolves" in problem.path
 
 
+@pytest.mark.parametrize(("run", "codes"), [("day1", ["not-an-adapter"]), ("adapters", [])])
+def test_an_adapters_own_start_is_an_adapter(root: Path, toy_at: Toy, run: str, codes: list[str]):
+    groups = f"{{echo: {{roles: [echoer], init: runs/{run}}}, other: rest}}"
+    model = f"{{roles: rest, train: lora, lora: {{rank: 2}}, adapters: {groups}}}"
+    own = f"mapping: {{models: {{policy: {model}}}}}"
+    found = [p for p in check(toy_at(root, (SHARED, own))) if not p.code.startswith("warn-")]
+    assert [p.code for p in found] == codes
+    for problem in found:
+        assert problem.path.endswith("adapters.echo.init") and "write 'init' at the model" in problem.fix
+
+
 def test_adapters_on_a_base_that_stays_are_refused_on_another(root: Path, toy_at: Toy, tmp_path: Path):
     run = tmp_path / "hub"
     shutil.copytree(root / "runs/adapters", run)

@@ -37,7 +37,7 @@ def serve():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "field required"),
+        ({}, "missing key 'urls'"),
         ({"urls": []}, "'urls' is empty"),
         ({"urls": ["host/x"]}, "must begin with http:// or https://"),
         ({"urls": ["http://"]}, "name a host"),
@@ -58,7 +58,9 @@ def serve():
         ({"urls": "http://h/", "passages": "a..b"}, "'a..b' isn't a path"),
         ({"urls": "http://h/", "fields": {"text": "t"}}, "is a field of every passage already"),
         ({"urls": "http://h/", "max_retries": 2}, "retries"),
-        ({"urls": "http://h/", "try_s": 0}, "greater than 0"),
+        ({"urls": "http://h/", "try_s": 0}, "'try_s' is 0; it must be more than 0"),
+        ({"urls": ["http://h h/"]}, "must begin with"),
+        ({"urls": "http://h/", "headers": {"X-Sig": ["sk-123"]}}, "setting 'headers.X-Sig'"),
         ({"url": "http://h/"}, "urls"),
     ],
 )  # fmt: skip

@@ -139,7 +139,7 @@ def test_builtins_answer_by_name(box):
 def test_wrong_settings_are_told_with_the_known_ones():
     assert settings_problems("bm25", {"corpus": "c", "top_k": 3}) == []
     (missing,) = settings_problems("bm25", {})
-    assert "setting 'corpus' of bm25: field required" in missing
+    assert "setting 'corpus' of bm25: missing key 'corpus'" in missing
     assert len(settings_problems("bm25", {"corpus": "c", "topk": 3, "b": 2})) == 2
 
 
