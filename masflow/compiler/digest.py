@@ -122,7 +122,8 @@ def _strip_graph(graph: dict[str, Any]) -> None:
     for part in (graph, *graph["roles"], *graph["tools"], *graph["nodes"], *graph["rewards"], *arrows):
         part.pop("where")
     for reward in graph["rewards"]:
-        reward.pop("isolate"), reward.pop("memory_gb")  # the same numbers, wherever they are worked out
+        for key in ("isolate", "memory_gb"):  # the same numbers, wherever they are worked out
+            reward.pop(key)
         if not reward["batch"]:
             reward.pop("batch")
     functions = [*graph["functions"], *(tool["function"] for tool in graph["tools"])]
