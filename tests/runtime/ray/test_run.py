@@ -82,7 +82,7 @@ def test_a_run_on_ray_stopped_and_killed_ends_where_one_process_ends(
     with pytest.raises(Interrupted, match=f"continue with --resume --out {out}"):
         hub.train(plan, out, on_event=stop_after_one, stop=stop)
     assert kinds[0] == "start" and {"warm_start", "eval", "stage", "warning", "checkpoint"} <= set(kinds)
-    assert capsys.readouterr().out.count("rewarding") > 20
+    assert capsys.readouterr().err.count("rewarding") > 20
 
     def kill_after_three(kind: str, facts: dict[str, Any]) -> None:
         if kind == "train" and facts["step"] >= 3:

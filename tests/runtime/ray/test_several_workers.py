@@ -82,8 +82,10 @@ def test_two_and_two_learn_what_one_and_one_learn(
     assert alone.digest == star.digest
     train(alone, tmp_path / "alone")
     train(star, tmp_path / "star")
-    assert _moved(tmp_path / "alone") > 1e-3
-    assert _gap(tmp_path / "alone", tmp_path / "star") < 1e-5
+    moved = _moved(tmp_path / "alone")
+    assert moved > 1e-3
+    # Gradients add up in another order; Adam lifts that rounding where a gradient is next to nothing.
+    assert _gap(tmp_path / "alone", tmp_path / "star") < 1e-3 * moved
     one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("alone", "star"))
     assert [r["kind"] for r in one] == [r["kind"] for r in two]
     assert _losses(two) == pytest.approx(_losses(one), rel=1e-4, abs=1e-6)
@@ -91,7 +93,7 @@ def test_two_and_two_learn_what_one_and_one_learn(
     longer, _ = _plans(toy(change), strategy, train__steps="4")
     for name in ("alone", "star"):
         train(longer, tmp_path / name, resume=True)
-    assert _gap(tmp_path / "alone", tmp_path / "star") < 1e-5
+    assert _gap(tmp_path / "alone", tmp_path / "star") < 1e-3 * moved
 
 
 def _losses(records: list[dict[str, Any]]) -> list[float]:
