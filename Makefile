@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-ray test-slow test-vllm check format clean smollm2 nq-rag-data mbpp-data bubblewrap bench bench-peers
+.PHONY: help train test test-ray test-slow test-learning test-vllm check format clean smollm2 nq-rag-data mbpp-data bubblewrap bench bench-peers
 
 help:
 	@echo "make train        make the environment and train the quickstart team (CPU, minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bubblewrap   install bubblewrap (Debian, Ubuntu), in which programs that models write run"
 	@echo "make test-ray     run the tests that start Ray"
 	@echo "make test-slow    run the tests that take minutes"
+	@echo "make test-learning  train every algorithm's toy and every small team (many minutes)"
 	@echo "make test-vllm    make another environment, with vLLM for CPUs, and test the engine on it"
 	@echo "make nq-rag-data  make that example's training questions from MASFLOW_DATA"
 	@echo "make mbpp-data    split the rows of MBPP in MASFLOW_DATA for the coding examples"
@@ -65,7 +66,10 @@ test-ray: $(READY)
 	$(BIN)/python -m pytest -q -m "ray and not slow"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q -m "slow and not gpu"
+	$(BIN)/python -m pytest -q -m "slow and not gpu and not learning"
+
+test-learning: $(READY)
+	$(BIN)/python -m pytest -q -m learning
 
 test-vllm:
 	PYTHON=$(PYTHON) .ci/vllm

@@ -37,12 +37,21 @@ def blue(said: str) -> float:
 """Share of the six words that both may say."""
 APART = ("at_grpo",)
 """Compares turns by their own rewards."""
+FIRST = ("grpo", "gspo", "turn_ppo", "at_grpo")
+"""Stand for all where time is short."""
 IN_CALLS = ("m_grpo",)
 """Needs sub-agents in a sub-workflow, which the toy has not."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in IN_CALLS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FIRST else pytest.mark.learning)
+        for name in ALGORITHMS
+        if name not in IN_CALLS
+    ],
+)
 def test_it_learns_a_toy(toy: Toy, tmp_path: Path, name: str):
     samples = ", samples: 4" if name in ("ppo", "turn_ppo", "ippo", "mappo") else ""
     # All of the toy's replies fill their budget of three words, which dapo's published penalty is about.

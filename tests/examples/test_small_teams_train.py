@@ -38,7 +38,9 @@ def test_every_role_has_a_model_of_its_own_by_flag_alone(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "reflective_code" else pytest.mark.learning) for n in ROLES]
+)
 def test_a_small_experiment_warms_up_every_role_and_takes_a_step(name, tmp_path):
     launch(SMALL / f"{name}.yaml", None, None, SHORT, tmp_path / "run", False, as_json=True)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
