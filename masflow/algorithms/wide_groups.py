@@ -28,10 +28,11 @@ def refuse_wide_groups(facts: Facts) -> Iterator[Refusal]:
         message = f"'group: {own.group}' has no effect: '{own.advantage}' compares no groups"
         yield Refusal("group", message, "remove it, or write advantage: group_norm", USELESS)
         return
-    for name in facts.passes:
-        if name in ("node_sampling", "top_k"):
-            message = f"'{name}' compares actions drawn from one context, and 'group: {own.group}' mixes them"
-            yield Refusal("group", message, f"remove the pass '{name}', or use: grpo (or at_grpo)")
+    if "node_sampling" in facts.passes:
+        message = (
+            f"'node_sampling' compares actions drawn from one context, and 'group: {own.group}' mixes them"
+        )
+        yield Refusal("group", message, "remove the pass 'node_sampling', or use: grpo (or at_grpo)")
     if own.singleton != "skip":
         message = f"'role_baseline' knows turns at one place only, and 'group: {own.group}' is wider"
         yield Refusal("singleton", message, "remove it, or write group: task_role_path")

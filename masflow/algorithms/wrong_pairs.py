@@ -129,10 +129,12 @@ def _dynamic(facts: Facts) -> Iterator[Refusal]:
             "'dynamic' replaces tasks whose episodes are all equal, and one episode says nothing of that"
         )
         yield Refusal("samples", message, f"write samples: 8, or {fix.removeprefix('write ')}")
-    for name in facts.passes:
-        if name in ("node_sampling", "top_k"):
-            message = f"'dynamic' redraws whole episodes, and '{name}' draws actions within one"
-            yield Refusal("dynamic", message, f"{fix}, or the pass")
+    reasons = {
+        "node_sampling": "redraws whole episodes, and 'node_sampling' draws actions within one",
+        "top_k": "and 'top_k' both say which groups are trained on",
+    }
+    for name in sorted(set(reasons) & set(facts.passes)):
+        yield Refusal("dynamic", f"'dynamic' {reasons[name]}", f"{fix}, or the pass")
 
 
 def _updates(facts: Facts) -> Iterator[Refusal]:

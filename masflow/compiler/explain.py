@@ -263,6 +263,9 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     if plan.sampler.kind == "nodes":
         yield f"  {_node_words(plan)}"
     yield " -> ".join(f"{stage.name}: {stage.op}" for stage in plan.stages)
+    chosen = next((stage.options for stage in plan.stages if stage.op == "top_k"), None)
+    if chosen:
+        yield f"  {_top_k_words(chosen)}"
     yield algorithm_words(algorithm)
     if plan.init:
         yield f"starts from {plan.init}"
@@ -298,6 +301,15 @@ def _node_words(plan: Plan) -> str:
         f"{played}; a chain of N turns costs {samples}·N actions and {ways}·N·(N-1)/2 turns behind them "
         "a task, of which N·(N-1)/2 are the base episode's"
     )
+
+
+def _top_k_words(options: dict[str, Any]) -> str:
+    """Which groups are trained on."""
+    k, scope = options["k"], "each task" if options["scope"] == "task" else "the step"
+    number = "all" if k == "all" else f"{k:.0%}" if isinstance(k, float) else f"the {k}"
+    less = ", less what the luck of later turns adds" if options["corrected"] else " (luck included)"
+    scaled = ", over the square of the role's range" if options["normalize"] == "role_range" else ""
+    return f"top_k: trains {number} groups of {scope} whose actions' values vary most{less}{scaled}; biased"
 
 
 _WIDE = {

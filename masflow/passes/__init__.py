@@ -46,8 +46,13 @@ def known_passes() -> Mapping[str, type[Pass]]:
     """Built-in passes and those that installed packages offer."""
     from masflow.passes.node_sampling import NodeSampling
     from masflow.passes.prefix_sharing import PrefixSharing
+    from masflow.passes.top_k import TopK
 
-    own: dict[str, type[Pass]] = {"node_sampling": NodeSampling, "prefix_sharing": PrefixSharing}
+    own: dict[str, type[Pass]] = {
+        "node_sampling": NodeSampling,
+        "prefix_sharing": PrefixSharing,
+        "top_k": TopK,
+    }
     found = {**own, **BUILT_IN}
     for entry in entry_points(group=GROUP):
         if entry.name in found:

@@ -47,8 +47,9 @@ class NodeSampling(Spec):
     literal reading); only turns that the base episode never had are played: biased. `local`: only the turn's
     own rewards, nothing is played behind it: cheapest, and biased wherever later turns hang on the
     action."""
-    continuations: int = Field(default=1, ge=1)
-    """M: how often the rest is played behind each action."""
+    continuations: int | None = Field(default=None, ge=1)
+    """M: how often the rest is played behind each action. Default: 1; with the pass `top_k` and credit
+    `rollout` 2, for one continuation can't tell an action's benefit from its luck."""
     max_nodes: int | None = Field(default=None, ge=1)
     """Turns of a base episode that are branched at, drawn uniformly; each then weighs N / `max_nodes`.
     Default: all. They are known only when the base episode is over, so that drawing takes two rounds."""
@@ -68,7 +69,7 @@ class NodeSampling(Spec):
         temperature = plan.algorithm.temperature if self.temperature is None else self.temperature
         options = {
             "credit": self.credit,
-            "continuations": self.continuations,
+            "continuations": self.continuations or 1,
             **({"max_nodes": self.max_nodes} if self.max_nodes is not None else {}),
             **({"advance": self.advance} if self.advance != "base" else {}),
         }
@@ -83,7 +84,7 @@ class NodeSampling(Spec):
 
     def _problems(self, plan: Plan) -> list[Problem]:
         where, found = Where(), []  # the compiler knows the line
-        if self.credit != "rollout" and self.continuations > 1:
+        if self.credit != "rollout" and (self.continuations or 1) > 1:
             message = f"'continuations' belongs to credit 'rollout'; with '{self.credit}' it has no effect"
             found.append(Problem.at(where, "option-without-effect", message, "remove it"))
         if self.advance == "best" and (self.credit != "local" or self.max_nodes is not None):

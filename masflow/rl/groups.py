@@ -44,6 +44,8 @@ class Entrant:
     """Factor of its loss, beside the algorithm's weighting."""
     undiscounted: float | None = None
     """Its return without discounts, where that is another than `total`."""
+    values: tuple[float, ...] = ()
+    """Of an action that was continued several times: what each continuation gave; `total` is their mean."""
 
     @property
     def call(self) -> Path:
@@ -69,6 +71,8 @@ class Group:
     """Some advantage isn't 0."""
     size: int | None = None
     """How many were compared, where several turns count as one; default: the turns."""
+    compared: tuple[float, ...] = ()
+    """What was compared, where several turns count as one; default: `rewards`."""
 
     @property
     def singleton(self) -> bool:
@@ -192,7 +196,7 @@ def _pooled(plan: Plan, entrants: Sequence[Entrant], pool: Pool) -> Iterator[Gro
         values = [float(np.mean([e.total for e in unit])) for unit in units.values()]
         found = _compared(plan, values)
         rows = [(e, a) for unit, a in zip(units.values(), found, strict=True) for e in unit]
-        yield _shared(key, rows, len(units))
+        yield replace(_shared(key, rows, len(units)), compared=tuple(values))
 
 
 def _by_state(plan: Plan, entrants: Sequence[Entrant]) -> Iterator[Group]:

@@ -99,9 +99,10 @@ def _entrants(
         first = each[0][0]
         key = first.trajectory.key
         turn = next(t for t in first.trajectory.turns if t.id == action)
-        mean = float(np.mean([total for _, total in each]))
+        values = tuple(total for _, total in each)
         # The siblings of one number stand for one episode, so that E is tasks x siblings.
-        found.append(Entrant(turn, f"{key.slot}/{first.sibling}", key.slot, key.task_id, mean, first.weight))
+        episode, mean = f"{key.slot}/{first.sibling}", float(np.mean(values))
+        found.append(Entrant(turn, episode, key.slot, key.task_id, mean, first.weight, values=values))
     return found, lost
 
 

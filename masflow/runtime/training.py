@@ -24,6 +24,7 @@ from masflow.rl.groups import entrants_of, learnable_slots, shaped
 from masflow.rl.losses import LossSpec
 from masflow.rl.nodes import Credited, credit_actions, value_actions
 from masflow.rl.score import Scoring
+from masflow.rl.selection import Chosen, choose, selected, summary
 from masflow.runtime.episodes import answers_of, play
 from masflow.runtime.evaluate import by_source, mean, roles
 from masflow.runtime.judge import judge_of
@@ -68,6 +69,10 @@ class Work:
     """Episodes' rewards begin as they end."""
     scored: list[Scored] = field(default_factory=list)
     batch: Batch | None = None
+    chosen: list[Chosen] | None = None
+    """With `top_k`: every group, and whether it is trained on."""
+    unselected: Batch | None = None
+    """With `top_k`: the batch with the rows of all groups."""
     policies: dict[str, dict[str, float]] = field(default_factory=dict)
     """Policy → metrics of its update."""
     critics: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -181,6 +186,14 @@ def redraw(work: Work, options: dict[str, Any]) -> None:
         work.batch = build_batch(bare, work.scored, work.num_episodes, work.step)
 
 
+def select_groups(work: Work, options: dict[str, Any]) -> None:
+    """`top_k`: rows of groups that aren't selected are left out; what is counted and E stay as they are."""
+    assert work.batch is not None
+    entrants = work.credited.entrants if work.credited else entrants_of(work.plan, work.scored)
+    work.unselected, work.chosen = work.batch, choose(work.batch.groups, entrants, **options)
+    work.batch = selected(work.batch, work.chosen, work.step)
+
+
 def ask_critics(work: Work, options: dict[str, Any]) -> None:
     """Chain turns, ask what critics expected of them, subtract it: rows for every policy."""
     plan, scored = work.plan, work.scored
@@ -228,6 +241,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("advantage", "turn_gae"): ask_critics,
     ("select", "all"): nothing,
     ("select", "dynamic"): redraw,
+    ("select", "top_k"): select_groups,
     ("update", "clip"): update_policies,
     ("update", "sequence_clip"): update_policies,
     ("update", "cispo"): update_policies,
@@ -280,6 +294,18 @@ def _choice(work: Work) -> dict[str, dict[str, int]]:
     return {"dynamic": {"rounds": work.rounds, "tasks": work.num_tasks, "kept": len(work.kept)}}
 
 
+def _selection(work: Work) -> dict[str, Any]:
+    """With `top_k`: how many groups of each role and node were selected, and tokens trained."""
+    if work.chosen is None or work.batch is None or work.unselected is None:
+        return {}
+    tokens = {t.id: t.prompt_tokens + t.reply_tokens for one in work.played() for t in one.trajectory.turns}
+    sizes = [
+        sum(tokens[row.turn_id] for rows in batch.rows.values() for row in rows)
+        for batch in (work.batch, work.unselected)
+    ]
+    return {"selection": {**summary(work.chosen), "trained_tokens": sizes[0], "all_tokens": sizes[1]}}
+
+
 def step_record(work: Work) -> dict[str, Any]:
     """One line of metrics.jsonl. All that depends on the clock stands under `time`."""
     assert work.batch is not None
@@ -299,6 +325,7 @@ def step_record(work: Work) -> dict[str, Any]:
         "batch": dict(work.batch.stats),
         **_choice(work),
         **_nodes(work),
+        **_selection(work),
         "policies": work.policies,
         **({"critics": work.critics} if work.critics else {}),
         "tokens": tokens,
