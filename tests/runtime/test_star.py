@@ -258,13 +258,13 @@ def test_a_run_through_a_mailbox_is_the_run_itself(
     reward = experiment.parent / "echo.py"
     reward.write_text(reward.read_text().replace("    return", "    print('heard', said)\n    return"))
     plan = compile_experiment(experiment)
-    kinds: list[list[str]] = [[], []]
-    direct = hub.train(plan, tmp_path / "a", on_event=lambda kind, facts: kinds[0].append(kind))
+    events: list[list[tuple[str, str]]] = [[], []]
+    heard = [lambda kind, facts, to=to: to.append((kind, str(facts.get("message", "")))) for to in events]
+    direct = hub.train(plan, tmp_path / "a", on_event=heard[0])
     printed = capsys.readouterr().err  # what a reward prints; stdout is the command's own
-    posted = hub.train(
-        plan, tmp_path / "b", on_event=lambda kind, facts: kinds[1].append(kind), backend=LocalBackend()
-    )
-    assert {**posted, "out": ""} == {**direct, "out": ""} and kinds[0] == kinds[1]
+    posted = hub.train(plan, tmp_path / "b", on_event=heard[1], backend=LocalBackend())
+    assert {**posted, "out": ""} == {**direct, "out": ""}
+    assert events[0] == events[1]
     # What a process of rewards prints may arrive a little after the run that asked it.
     told, end = Counter(printed.splitlines()), time.monotonic() + 20
     while True:
