@@ -306,10 +306,13 @@ def _node_words(plan: Plan) -> str:
 def _top_k_words(options: dict[str, Any]) -> str:
     """Which groups are trained on."""
     k, scope = options["k"], "each task" if options["scope"] == "task" else "the step"
-    number = "all" if k == "all" else f"{k:.0%}" if isinstance(k, float) else f"the {k}"
+    number = (
+        f"{k:.0%} of the groups" if isinstance(k, float) else f"the {k} groups" if k != 1 else "the group"
+    )
+    number, most = ("all groups", "at all") if k == "all" else (number, "most")
     less = ", less what the luck of later turns adds" if options["corrected"] else " (luck included)"
     scaled = ", over the square of the role's range" if options["normalize"] == "role_range" else ""
-    return f"top_k: trains {number} groups of {scope} whose actions' values vary most{less}{scaled}; biased"
+    return f"top_k: trains {number} of {scope} whose actions' values vary {most}{less}{scaled}; biased"
 
 
 _WIDE = {
