@@ -1,7 +1,7 @@
 """`node_sampling`: several actions from one context at the turns of one base episode a task, instead of
 several episodes.
 
-Section 3 of JoyAgents-R1 (arXiv 2505.19846) branches at nodes; where it is silent the choices are ours.
+Section 3 of JoyAgents-R1 (arXiv 2506.19846) branches at nodes; where it is silent the choices are ours.
 """
 
 from __future__ import annotations

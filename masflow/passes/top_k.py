@@ -1,6 +1,6 @@
 """`top_k`: only the groups from which most can be learned are trained on.
 
-Section 3.2 of JoyAgents-R1 (arXiv 2505.19846), with the correction that `masflow.rl.selection` explains;
+Section 3.2 of JoyAgents-R1 (arXiv 2506.19846), with the correction that `masflow.rl.selection` explains;
 where the paper is silent the choices are ours.
 """
 

@@ -1,6 +1,6 @@
 """Which groups are trained on: those whose actions differ most in what they bring (`top_k`).
 
-Section 3.2 of JoyAgents-R1 (arXiv 2505.19846) takes the K nodes of the largest reward variance. With few
+Section 3.2 of JoyAgents-R1 (arXiv 2506.19846) takes the K nodes of the largest reward variance. With few
 continuations that variance is mostly the luck of what came later, which is largest at early nodes; here it is
 corrected for it. Choosing by the rewards that form the gradient is biased by design: what is chosen looks
 better, and differs more, than it is.

@@ -1,4 +1,4 @@
-"""What node-wise sampling and top-K selection each do: the ablation of JoyAgents-R1 (arXiv 2505.19846).
+"""What node-wise sampling and top-K selection each do: the ablation of JoyAgents-R1 (arXiv 2506.19846).
 
     python tests/bench/joyagents.py run             # every arm, 5 seeds, from one warm start a seed
     python tests/bench/joyagents.py table           # prints what has been measured
