@@ -21,9 +21,13 @@ NO_GROUPS = ("batch_norm", "gae", "turn_gae")
 
 
 def _number_or_share(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value == "all" or (is_number and (0 < value < 1 or (value >= 1 and value % 1 == 0))):
-        return int(value) if is_number and value >= 1 else value
+    if value == "all":
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if 0 < value < 1:
+            return value
+        if value >= 1 and value % 1 == 0:
+            return int(value)
     message = f"'k' is {value}; it is a number of groups, a share of them below 1, or all"
     raise Fault(message, code="pass-setting", fix="write a number like 5, a share like 0.25, or all")
 
