@@ -45,9 +45,10 @@ ALLOWED = {
     "compiler": FOUNDATION | {"passes", "algorithms"},
     "passes": FOUNDATION | {"compiler"},
     "tools": FOUNDATION | {"compiler"},
+    "memory": {"errors"},
     "rl": FOUNDATION | {"compiler", "passes", "algorithms"},
     "models": FOUNDATION | {"compiler", "rl", "algorithms"},
-    "runtime": FOUNDATION | {"compiler", "passes", "algorithms", "rl", "models", "tools"},
+    "runtime": FOUNDATION | {"compiler", "passes", "algorithms", "rl", "models", "tools", "memory"},
 }
 
 
