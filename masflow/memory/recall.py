@@ -12,13 +12,13 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
 from masflow.memory.records import Memory, Record
+from masflow.trace import Recalled
 
-__all__ = ["Index", "Recalled", "Snapshot", "terms_of"]
+__all__ = ["Index", "Snapshot", "terms_of"]
 
 CANDIDATES = 64
 """Records that FTS5 finds for one situation, before they are compared."""
@@ -116,16 +116,6 @@ def _words(text: str) -> list[str]:
     return [term for term in dict.fromkeys(_TERM.findall(text.casefold())) if term[0].isalnum()]
 
 
-@dataclass(frozen=True)
-class Recalled:
-    """What one turn was reminded of. Made as its role is asked; eaten by the trace and by `evolve`."""
-
-    store: str
-    situation: str
-    records: tuple[int, ...] = ()
-    """Ids, the most similar first."""
-
-
 class Snapshot:
     """All stores as they are at the beginning of a step: nothing that happens in the step changes it, so that
     whoever is in the same situation is reminded of the same."""
@@ -168,5 +158,4 @@ class Snapshot:
         index = self._index.get(store)
         found = index.nearest(situation, self._recall, task) if index is not None else []
         records = [record for record, _ in found]
-        recalled = Recalled(store, situation)
-        return replace(recalled, records=tuple(record.id for record in records)), records
+        return Recalled(store, situation, tuple(record.id for record in records)), records
