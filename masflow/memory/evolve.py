@@ -20,33 +20,10 @@ from dataclasses import dataclass, field, replace
 
 from masflow.memory.recall import Index
 from masflow.memory.records import Event, Experience, Kind, Memory, Record
+from masflow.memory.rules import Rules
 from masflow.memory.window import Bounds, bounds
 
-__all__ = ["Evolved", "Rules", "evolve", "score_at"]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How a store evolves."""
-
-    capacity: int = 512
-    """Records a store."""
-    window: int = 512
-    """Rewards that the bounds come from."""
-    upper: float = 97.5
-    """Percentile; at or above it a turn is remembered."""
-    lower: float = 2.5
-    """Percentile; below it what was recalled is penalised."""
-    merge: float = 0.9
-    """Similarity from which on two records are one."""
-    floor: float = 0.0
-    """Records whose score falls below it are deleted."""
-    alpha: float = 1.0
-    """Score per unit of reward."""
-    beta: float = 1.0
-    """Speed of decay."""
-    decay_steps: float = 100.0
-    """Steps in which, with `beta` 1, a score falls to 1/e."""
+__all__ = ["Evolved", "evolve", "score_at"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from masflow.compiler.graph import Graph
 from masflow.compiler.plan import Plan, StageIR
 from masflow.compiler.team import graphs_below, speakers_of
 from masflow.errors import Problem, SpecError, Where, unknown
-from masflow.memory.evolve import Rules
+from masflow.memory.rules import Rules
 from masflow.spec.base import Spec
 
 __all__ = ["MemoryEvolution"]

@@ -14,9 +14,10 @@ from typing import Any
 
 from masflow.compiler.plan import Plan
 from masflow.compiler.rows import load_tasks
-from masflow.memory.evolve import Evolved, Rules, evolve
+from masflow.memory.evolve import Evolved, evolve
 from masflow.memory.recall import Snapshot
 from masflow.memory.records import Experience, Memory, task_key
+from masflow.memory.rules import Rules
 from masflow.memory.store import MemoryDb
 from masflow.rl.groups import training_policy
 from masflow.runtime import checkpoints

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from masflow.errors import RunError, closest
-from masflow.memory.evolve import Rules, score_at
+from masflow.memory.evolve import score_at
 from masflow.memory.records import Event
+from masflow.memory.rules import Rules
 from masflow.memory.store import MemoryDb
 from masflow.runtime.memories import FILE
 from masflow.runtime.recorded import printable

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from masflow.memory.evolve import Evolved, Rules, evolve, score_at
+from masflow.memory.evolve import Evolved, evolve, score_at
 from masflow.memory.records import Event, Experience, Memory, Record
+from masflow.memory.rules import Rules
 
 RULES = Rules(capacity=8)
 

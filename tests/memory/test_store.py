@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from masflow.errors import RunError
-from masflow.memory.evolve import Evolved, Rules, evolve
+from masflow.memory.evolve import Evolved, evolve
 from masflow.memory.records import Event, Experience, Memory
+from masflow.memory.rules import Rules
 from masflow.memory.store import MemoryDb
 
 RULES = Rules(capacity=3, window=10)

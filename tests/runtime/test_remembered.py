@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from masflow.cli import main
-from masflow.memory.evolve import Evolved, Rules, evolve
+from masflow.memory.evolve import Evolved, evolve
 from masflow.memory.records import Experience, Memory
+from masflow.memory.rules import Rules
 from masflow.memory.store import MemoryDb
 
 Masflow = Callable[..., tuple[int, str, str]]
