@@ -243,8 +243,9 @@ def test_several_roles_may_share_one_store(toy: Toy, tmp_path: Path):
     assert {roles[r.source] for r in stores["team"].records} <= set(ROLES)
 
 
-def test_it_goes_with_node_sampling(toy: Toy, tmp_path: Path):
-    file = remembering(toy, passes="node_sampling: {samples: 3}, ")
+@pytest.mark.parametrize("others", ["", "top_k: {k: 2}, "])
+def test_it_goes_with_node_sampling_and_top_k(toy: Toy, tmp_path: Path, others: str):
+    file = remembering(toy, passes="node_sampling: {samples: 3}, " + others)
     file.write_text(file.read_text().replace("samples: 4, updates", "updates"))
     train(compile_experiment(file), tmp_path / "run")
     contexts: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
