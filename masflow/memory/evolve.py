@@ -62,7 +62,7 @@ def evolve(
     in_order = sorted(turns, key=lambda e: e.turn)
     rewards = (*memory.rewards, *(e.reward for e in in_order))[-rules.window :]
     seen = bounds(rewards, rules.upper, rules.lower)
-    work = _Work(memory, step, rules)
+    work = _Work(memory, step, rules, frozenset(e.situation for e in turns))
     try:
         for one in turns:
             work.use(one)
@@ -89,6 +89,8 @@ class _Work:
     memory: Memory
     step: int
     rules: Rules
+    situations: frozenset[str]
+    """Of the step's turns."""
     records: dict[int, Record] = field(init=False)
     next_id: int = field(init=False)
     events: list[Event] = field(default_factory=list)
@@ -176,7 +178,7 @@ class _Work:
 
     def _searched(self) -> Index:
         if self._index is None:
-            self._index = Index(self.records.values())
+            self._index = Index(self.records.values(), self.situations)
         return self._index
 
     def _put(self, record: Record) -> None:

@@ -37,12 +37,22 @@ def terms_of(text: str) -> Counter[str]:
 class Index:
     """Records of one store, to be asked for similar ones. Its own database in memory; close it by `close`."""
 
-    def __init__(self, records: Iterable[Record] = ()):
+    def __init__(self, records: Iterable[Record] = (), others: Iterable[str] = ()):
+        """
+        Args:
+            others: situations of records that may be added; how rare a word is, is counted now, once.
+        """
+        records = list(records)
+        texts = {record.situation for record in records} | set(others)
+        self._total = len(texts)
+        self._spread: Counter[str] = Counter()
+        for text in texts:
+            self._spread.update(terms_of(text).keys())
+        self._norms: dict[int, float] = {}
         # The player may run on another thread than the one that made the step's view, never on two at once.
         self._db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         self._db.execute("CREATE VIRTUAL TABLE found USING fts5(words, task UNINDEXED)")
         self._records: dict[int, Record] = {}
-        self._spread: Counter[str] = Counter()
         for record in records:
             self.add(record)
 
@@ -53,16 +63,14 @@ class Index:
         """Add a record, or put it in place of the one with its id."""
         self.remove(record.id)
         self._records[record.id] = record
-        self._spread.update(terms_of(record.situation).keys())
         words = " ".join(_words(record.situation))
         sql = "INSERT INTO found (rowid, words, task) VALUES (?, ?, ?)"
         self._db.execute(sql, (record.id, words, record.task))
 
     def remove(self, record: int) -> None:
         """Forget the record with this id, if it is there."""
-        old = self._records.pop(record, None)
-        if old is not None:
-            self._spread.subtract(terms_of(old.situation).keys())
+        if self._records.pop(record, None) is not None:
+            self._norms.pop(record, None)
             self._db.execute("DELETE FROM found WHERE rowid = ?", (record,))
 
     def nearest(self, situation: str, limit: int, not_of: str = "") -> list[tuple[Record, float]]:
@@ -72,11 +80,15 @@ class Index:
             not_of: the task (`task_key`) whose records are passed over.
         """
         asked = terms_of(situation)
-        weights = {term: self._rarity(term) for term in asked}
+        weighted = {term: count * self._rarity(term) ** 2 for term, count in asked.items()}
+        norm = math.sqrt(sum(weighted[term] * count for term, count in asked.items()))
         found = []
         for number in self._candidates(situation, not_of):
             record = self._records[number]
-            similarity = self._cosine(asked, terms_of(record.situation), weights)
+            terms = terms_of(record.situation)
+            dot = sum(weight * terms[term] for term, weight in weighted.items() if term in terms)
+            length = norm * self._norm(number, terms)
+            similarity = 1.0 if terms == asked else dot / length if length else 0.0
             if similarity > 0:
                 found.append((record, similarity))
         found.sort(key=lambda pair: (-pair[1], pair[0].id))
@@ -98,17 +110,13 @@ class Index:
 
     def _rarity(self, term: str) -> float:
         """Weight of a term of the situation that is asked about, which counts as one text more."""
-        return math.log((len(self._records) + 2) / (self._spread[term] + 1))
+        return math.log((self._total + 2) / (self._spread[term] + 1))
 
-    def _cosine(self, a: Counter[str], b: Counter[str], weights: Mapping[str, float]) -> float:
-        if a == b:
-            return 1.0
-        dot = sum(a[term] * b[term] * weights[term] ** 2 for term in a if term in b)
-        norms = sum((count * weights[term]) ** 2 for term, count in a.items()) * sum(
-            (count * (weights[term] if term in weights else self._rarity(term))) ** 2
-            for term, count in b.items()
-        )
-        return dot / math.sqrt(norms) if norms > 0 else 0.0
+    def _norm(self, number: int, terms: Counter[str]) -> float:
+        if number not in self._norms:
+            squares = sum((count * self._rarity(term)) ** 2 for term, count in terms.items())
+            self._norms[number] = math.sqrt(squares)
+        return self._norms[number]
 
 
 def _words(text: str) -> list[str]:
