@@ -299,6 +299,22 @@ def export(
 
 
 @app.command()
+def memory(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    role: Annotated[str | None, typer.Option("--role", help="Only what this role remembers.")] = None,
+    json_: Json = False,
+) -> None:
+    """List what a run's roles remember: records, and what happened to each at which step."""
+    from masflow.runtime.remembered import memory_data, memory_text
+
+    found = memory_data(run, role)
+    if json_:
+        print_json(found)
+    else:
+        print(memory_text(found))
+
+
+@app.command()
 def ls(
     json_: Json = False,
     schema: Annotated[

@@ -228,6 +228,17 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class Recalled:
+    """What one turn was reminded of. Made as its role is asked; eaten by the trace and the evolve stage."""
+
+    store: str
+    situation: str
+    """Its prompt without memory."""
+    records: tuple[int, ...] = ()
+    """Ids of the store's records, the most similar first."""
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One finished (or paused) episode."""
 
@@ -246,6 +257,8 @@ class Trajectory:
     """Per visit of a node that a reward looks at."""
     predecessors: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Turn id → ids of the turns immediately before it in happened-before order."""
+    recalled: dict[str, Recalled] = field(default_factory=dict, repr=False, compare=False)
+    """Turn id → what it was reminded of, of roles with a memory."""
 
     @property
     def id(self) -> str:

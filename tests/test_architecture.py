@@ -43,11 +43,12 @@ ALLOWED = {
     "program": {"errors", "as_data", "decorators"},
     "algorithms": {"errors", "trace", "spec"},
     "compiler": FOUNDATION | {"passes", "algorithms"},
-    "passes": FOUNDATION | {"compiler"},
+    "passes": FOUNDATION | {"compiler", "memory"},
     "tools": FOUNDATION | {"compiler"},
+    "memory": {"errors", "trace"},
     "rl": FOUNDATION | {"compiler", "passes", "algorithms"},
     "models": FOUNDATION | {"compiler", "rl", "algorithms"},
-    "runtime": FOUNDATION | {"compiler", "passes", "algorithms", "rl", "models", "tools"},
+    "runtime": FOUNDATION | {"compiler", "passes", "algorithms", "rl", "models", "tools", "memory"},
 }
 
 

@@ -44,11 +44,13 @@ BUILT_IN: dict[str, type[Pass]] = {}
 
 def known_passes() -> Mapping[str, type[Pass]]:
     """Built-in passes and those that installed packages offer."""
+    from masflow.passes.memory_evolution import MemoryEvolution
     from masflow.passes.node_sampling import NodeSampling
     from masflow.passes.prefix_sharing import PrefixSharing
     from masflow.passes.top_k import TopK
 
     own: dict[str, type[Pass]] = {
+        "memory_evolution": MemoryEvolution,
         "node_sampling": NodeSampling,
         "prefix_sharing": PrefixSharing,
         "top_k": TopK,

@@ -25,6 +25,7 @@ from masflow.errors import RunError
 from masflow.runtime import alarms, checkpoints, garbage
 from masflow.runtime import evaluate as evaluation
 from masflow.runtime.checkpoints import RunState, writing
+from masflow.runtime.memories import Memories, view_of
 from masflow.runtime.resuming import check_begun, has_eval, open_state
 from masflow.runtime.rundir import Interrupted, RunDir, StopFlag
 from masflow.runtime.schedule import stable_seed
@@ -53,6 +54,7 @@ class Run:
     stop: StopFlag
     on_event: OnEvent
     trackers: Trackers
+    memories: Memories | None = None
     saved: RunState | None = None
     warned: set[str] = field(default_factory=set)
 
@@ -123,10 +125,13 @@ def train(
         stack.callback(team.close)
         trace = TraceDb(folder.path / "trace.sqlite")
         stack.callback(trace.close)
+        memories = Memories.of(plan, folder.path)
+        if memories is not None:
+            stack.callback(memories.close)
         trackers = Trackers(plan, folder.path, state, resume)
         stack.callback(trackers.close)
         garbage.started()
-        run = Run(plan, folder, team, ToolBox(plan), trace, state, stop, on_event, trackers)
+        run = Run(plan, folder, team, ToolBox(plan), trace, state, stop, on_event, trackers, memories)
         try:
             result = go(run, only_warm_start)
             for warning in trackers.close():
@@ -179,6 +184,8 @@ def announce(run: Run) -> None:
         run.state = checkpoints.restore(place, groups)
         run.saved = copy.deepcopy(run.state)
         run.trace.cut(run.state.step)
+    if run.memories is not None:
+        run.memories.begin(run.state.step)
     facts = {"models": {name: group.describe() for name, group in run.team.groups.items()}}
     run.on_event(
         "start", {"out": str(run.dir.path), "step": run.state.step, "resumed": place is not None, **facts}
@@ -220,6 +227,7 @@ def held_out(run: Run) -> None:
         step=run.state.step,
         on_chunk=on_chunk,
         on_greedy=lambda scored: run.trace.add_trajectories(run.state.step, "eval", scored),
+        memory=view_of(run.memories),
     )
     for warning in run.team.incidents():
         run.warn(warning)
@@ -234,7 +242,7 @@ def step(run: Run, tasks: Sequence[Task]) -> None:
     state, plan = run.state, run.plan
     before_update = STAGES[: STAGES.index("update")]
     seed_globals(plan.train.seed, state.step)
-    work = Work(plan, run.team, run.toolbox, tasks, state.step + 1, state.position)
+    work = Work(plan, run.team, run.toolbox, tasks, state.step + 1, state.position, memories=run.memories)
 
     def on_stage(work: Work, name: str) -> None:
         run.on_event("stage", {"step": work.step, "stage": name})

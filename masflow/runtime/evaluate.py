@@ -15,6 +15,7 @@ from masflow.compiler.plan import Plan
 from masflow.compiler.rows import Task, load_tasks
 from masflow.compiler.team import graphs_below
 from masflow.errors import RunError
+from masflow.memory.recall import Snapshot
 from masflow.models.engine import RolloutEngine
 from masflow.rl.score import Scoring
 from masflow.runtime.episodes import answers_of, play
@@ -53,6 +54,7 @@ def evaluate(
     step: int = 0,
     on_chunk: OnChunk | None = None,
     on_greedy: Callable[[list[Scored]], None] | None = None,
+    memory: Snapshot | None = None,
 ) -> dict[str, Any]:
     """Play a split greedily (each role's `sampling.eval`), and `samples` times as in training.
 
@@ -60,6 +62,7 @@ def evaluate(
         limit: the first rows only; of several sources as many of each as there are.
         step: of the run; goes into the seeds of sampled turns.
         on_greedy: is handed the greedy episodes, for the trace.
+        memory: what roles are reminded of; evaluation changes nothing in it.
     Returns:
         `episodes, split, headline, metrics, outcomes, roles`; with samples `sampled` (mean, low, high of the
         headline: 95 % bootstrap over tasks); of several sources `sources`. Means leave unscored episodes out.
@@ -74,7 +77,7 @@ def evaluate(
     greedy: list[Scored] = []
     drawn: list[Scored] = []
     for sample in range(samples + 1):
-        player = Player(plan, toolbox, mode="train" if sample else "eval")
+        player = Player(plan, toolbox, mode="train" if sample else "eval", memory=memory)
         for first in range(0, len(tasks), CHUNK):
             scored = _played(
                 plan, player, engine, tasks, range(first, min(first + CHUNK, len(tasks))), split, step, sample

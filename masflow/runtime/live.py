@@ -21,9 +21,10 @@ from masflow.errors import EpisodeError
 from masflow.models.engine import Request, SamplingParams
 from masflow.runtime.board import Board, Clock
 from masflow.runtime.state import BEHIND
-from masflow.trace import Message, Moment, Path, Step, Turn
+from masflow.trace import Message, Moment, Path, Recalled, Step, Turn
 
 if TYPE_CHECKING:
+    from masflow.memory.recall import Snapshot
     from masflow.runtime.program import Program
     from masflow.runtime.react import ToolCall
     from masflow.runtime.state import EpisodeState
@@ -130,6 +131,8 @@ class Item:
     """A tool call whose result is to come."""
     choices: list[Any] | None = None
     """Words of a `choice` that come from an expression."""
+    recalled: Recalled | None = None
+    """What its role was reminded of."""
     thread: str | None = None
     """Which conversation of its role a function's call speaks in; None: its item's."""
 
@@ -280,6 +283,10 @@ class Live:
     """The visit that the state is played up to has ended."""
     tool_states: dict[str, tuple[tuple[tuple[str, Any], ...], dict[str, Any]]] = field(default_factory=dict)
     predecessors: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    memory: Snapshot | None = None
+    """What roles are reminded of."""
+    recalled: dict[str, Recalled] = field(default_factory=dict)
+    """By turn id."""
     paths: dict[str, str] = field(default_factory=dict)
     """Path of each reply → its turn's id; also of replies that are no turn, such as an engine's failure."""
 

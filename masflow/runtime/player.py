@@ -15,6 +15,7 @@ from weakref import ref
 from masflow.compiler.graph import END
 from masflow.compiler.plan import Plan
 from masflow.errors import EpisodeError, RunError
+from masflow.memory.recall import Snapshot
 from masflow.models.engine import Reply, Request
 from masflow.runtime import react
 from masflow.runtime.board import Board, Clock
@@ -40,13 +41,16 @@ class Player:
         mode: Literal["train", "eval"] = "train",
         *,
         interactive: bool = False,
+        memory: Snapshot | None = None,
     ):
         """
         Args:
             mode: which sampling the roles use.
             interactive: people are asked; otherwise `in_training` answers for them.
+            memory: what roles are reminded of, the same for all episodes.
         """
         self.plan, self.mode, self.interactive = plan, mode, interactive
+        self.memory = memory
         self.toolbox = toolbox or ToolBox(plan)
         self._loaded: dict[str, Any] = {}
         infos = {key: GraphInfo(graph) for key, graph in plan.workflows.items()}
@@ -212,6 +216,7 @@ class Player:
             names={**live.root.names(thread.board, full=True), "output": output},
             moments=tuple(sorted(live.moments, key=lambda m: (m.superstep, path_order(m.path)))),
             predecessors={turn.id: live.predecessors[turn.id] for turn in turns},
+            recalled=dict(live.recalled),
         )
 
     def demonstrate(self, demonstration: dict[str, Any], key: EpisodeKey) -> Trajectory:
@@ -244,9 +249,8 @@ class Player:
 
     def _live(self, state: EpisodeState) -> Live:
         if state.live is None:
-            live = Live(
-                self.plan, self.toolbox, self.mode, self.interactive, ref(state), self._play, self._load
-            )
+            own = (self.plan, self.toolbox, self.mode, self.interactive)
+            live = Live(*own, ref(state), self._play, self._load, memory=self.memory)
             root = self.plan.root
             limit = self._infos[root].graph.limits.tokens
             live.root = self._play(root, state.task, {}, (), "", Clock(), limit, True)

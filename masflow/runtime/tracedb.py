@@ -19,6 +19,7 @@ from masflow.trace import (
     Effect,
     EpisodeKey,
     Message,
+    Recalled,
     Scored,
     Trajectory,
     Turn,
@@ -45,10 +46,13 @@ CREATE INDEX IF NOT EXISTS turns_by_id ON turns (id);
 CREATE TABLE IF NOT EXISTS rewards (
   step INTEGER, split TEXT, trajectory TEXT, turn TEXT, name TEXT, value REAL,
   PRIMARY KEY (step, split, trajectory, turn, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS recalls (
+  step INTEGER, split TEXT, trajectory TEXT, turn TEXT, store TEXT, situation TEXT, records TEXT,
+  PRIMARY KEY (step, split, trajectory, turn)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS metrics (step INTEGER, place INTEGER, name TEXT, value REAL, text TEXT,
   PRIMARY KEY (step, place)) WITHOUT ROWID;
 """
-TABLES = ("trajectories", "turns", "rewards", "metrics")
+TABLES = ("trajectories", "turns", "rewards", "recalls", "metrics")
 TURN_FIELDS = tuple(Turn.__dataclass_fields__)
 
 
@@ -85,6 +89,8 @@ class TraceDb:
         if not read_only:
             self._db.executescript(SCHEMA)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        tables = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'recalls'")
+        self._has_recalls = tables.fetchone() is not None  # a trace from before roles had memories
 
     def close(self) -> None:
         self._db.close()
@@ -132,11 +138,13 @@ class TraceDb:
         advantages = advantages or {}
         places = [(step, split, one.trajectory.id) for one in scored]
         with self._transaction() as db:
-            for table, column in (("turns", "trajectory"), ("rewards", "trajectory"), ("trajectories", "id")):
+            inside = [(table, "trajectory") for table in ("turns", "rewards", "recalls")]
+            for table, column in (*inside, ("trajectories", "id")):
                 db.executemany(f"DELETE FROM {table} WHERE step=? AND split=? AND {column}=?", places)
             _insert(db, "trajectories", [_trajectory_row(step, split, one) for one in scored])
             _insert(db, "turns", [row for one in scored for row in _turn_rows(step, split, one, advantages)])
             _insert(db, "rewards", [row for one in scored for row in _reward_rows(step, split, one)])
+            _insert(db, "recalls", [row for one in scored for row in _recall_rows(step, split, one)])
 
     def add_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add numbers (or anything JSON, kept as text) of a step; nested names are joined by `/`."""
@@ -218,11 +226,19 @@ class TraceDb:
             detail=row["detail"],
             output=json.loads(row["output"]),
             predecessors={turn: tuple(before) for turn, before in json.loads(row["predecessors"]).items()},
+            recalled=self._recalled(at) if self._has_recalls else {},
         )
         totals = {turn["id"]: turn["total"] for turn in turn_rows}
         return Scored(
             trajectory, components, totals, json.loads(row["metrics"]), tuple(json.loads(row["failures"]))
         )
+
+    def _recalled(self, at: tuple[Any, ...]) -> dict[str, Recalled]:
+        rows = self._rows("SELECT * FROM recalls WHERE step=? AND split=? AND trajectory=? ORDER BY turn", at)
+        return {
+            row["turn"]: Recalled(row["store"], row["situation"], tuple(json.loads(row["records"])))
+            for row in rows
+        }
 
 
 def _insert(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -288,6 +304,14 @@ def _reward_rows(step: int, split: str, one: Scored) -> Iterator[tuple[Any, ...]
     for turn, rewards in one.components.items():
         for name, value in rewards.items():
             yield (step, split, one.trajectory.id, turn, name, value)
+
+
+def _recall_rows(step: int, split: str, one: Scored) -> Iterator[tuple[Any, ...]]:
+    for turn in one.trajectory.turns:
+        found = one.trajectory.recalled.get(turn.id)
+        if found is not None:
+            place = (step, split, one.trajectory.id, turn.id)
+            yield (*place, found.store, _clean(found.situation), _dump(found.records))
 
 
 def _flat(prefix: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

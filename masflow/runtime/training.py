@@ -28,6 +28,7 @@ from masflow.rl.selection import Chosen, choose, selected, summary
 from masflow.runtime.episodes import answers_of, play
 from masflow.runtime.evaluate import by_source, mean, roles
 from masflow.runtime.judge import judge_of
+from masflow.runtime.memories import Memories, view_of
 from masflow.runtime.nodes import Drawn, NodeSampler
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import Mixture
@@ -65,6 +66,10 @@ class Work:
     drawn: Drawn | None = None
     """With node sampling: what was drawn at their turns."""
     credited: Credited | None = None
+    memories: Memories | None = None
+    """What roles remember; with `memory_evolution`."""
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Store → records, and what happened to them in the step."""
     scoring: Scoring = field(init=False)
     """Episodes' rewards begin as they end."""
     scored: list[Scored] = field(default_factory=list)
@@ -131,7 +136,7 @@ def _started(work: Work, samples: int, num_tasks: int) -> tuple[Player, list[Epi
     picked = mixture.draw(work.position + first, num_tasks, plan.train.seed, plan.train.shuffle)
     work.num_tasks += num_tasks
     work.sources += [work.tasks[row].source for row in picked]
-    player = Player(plan, work.toolbox, mode="train")
+    player = Player(plan, work.toolbox, mode="train", memory=view_of(work.memories))
     states = [
         player.start(
             work.tasks[row].row,
@@ -217,6 +222,12 @@ def update_policies(work: Work, options: dict[str, Any]) -> None:
     work.team.clear_rows()
 
 
+def evolve_memory(work: Work, options: dict[str, Any]) -> None:
+    """Let every store learn from the step's turns; on the disk when this returns."""
+    assert work.memories is not None
+    work.memory = work.memories.evolve(work.step, work.played())
+
+
 def nothing(work: Work, options: dict[str, Any]) -> None:
     """A stage that the one before has filled, or that nothing asks for."""
 
@@ -249,6 +260,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("update", "ratio"): update_policies,
     ("update", "sequence_ratio"): update_policies,
     ("evolve", "none"): nothing,
+    ("evolve", "memory"): evolve_memory,
 }
 
 
@@ -326,6 +338,7 @@ def step_record(work: Work) -> dict[str, Any]:
         **_choice(work),
         **_nodes(work),
         **_selection(work),
+        **({"memory": work.memory} if work.memory else {}),
         "policies": work.policies,
         **({"critics": work.critics} if work.critics else {}),
         "tokens": tokens,

@@ -23,6 +23,7 @@ from masflow.runtime import evaluate as evaluation
 from masflow.runtime.controller import with_init
 from masflow.runtime.episodes import play
 from masflow.runtime.judge import judge_of
+from masflow.runtime.memories import remembered
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import stable_seed
 from masflow.runtime.state import EpisodeState
@@ -80,8 +81,9 @@ def evaluate_checkpoint(
         raise RunError(
             f"unknown split '{split}'; known: {', '.join(known) or 'none'}", "name one of data's splits"
         )
-    with loaded(plan, checkpoint) as team:
-        return evaluation.evaluate(plan, team, ToolBox(plan), split=split, limit=limit, samples=samples)
+    with loaded(plan, checkpoint) as team, remembered(plan, checkpoint) as memory:
+        options = {"split": split, "limit": limit, "samples": samples, "memory": memory}
+        return evaluation.evaluate(plan, team, ToolBox(plan), **options)
 
 
 def parse_task(text: str, plan: Plan) -> dict[str, Any]:
@@ -131,13 +133,13 @@ def run_episode(
     Raises:
         SpecError: the task doesn't fit; RunError: no such saved episode, or one of another plan.
     """
-    player = Player(plan, ToolBox(plan), mode="eval", interactive=True)
     if resume is not None:
         state, checkpoint = load_episode(plan, folder, resume, checkpoint)
     else:
         row = parse_task(task, plan) if task is not None else first_task(plan)
-        state = player.start(row, EpisodeKey(plan.train.seed, "run", 0, 0, episode_name(row), 0))
-    with loaded(plan, checkpoint) as team:
+        state = EpisodeState((EpisodeKey(plan.train.seed, "run", 0, 0, episode_name(row), 0),), dict(row))
+    with loaded(plan, checkpoint) as team, remembered(plan, checkpoint) as memory:
+        player = Player(plan, ToolBox(plan), mode="eval", interactive=True, memory=memory)
         while True:
             trajectory = play(player, [state], team.generate)[0]
             if trajectory.outcome != "paused" or not answer_questions(player, state):

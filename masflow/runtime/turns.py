@@ -13,6 +13,7 @@ from masflow.runtime import react
 from masflow.runtime.board import Conversation, Write
 from masflow.runtime.effects import run_tool
 from masflow.runtime.live import Item, Live, Play, Slot, Templates, Visit
+from masflow.runtime.reminding import remind
 from masflow.runtime.replies import Parsed, parse_reply
 from masflow.spec.replies import Retry
 from masflow.trace import Message, Step, Turn, changed, made, path_json
@@ -57,19 +58,20 @@ def _open(
     templates.names.update(templates.value("with", node.with_))  # type: ignore[attr-defined]
     tools: tuple[dict[str, Any], ...] = ()
     held = item.board.conversations.get(thread_name(node, role, item))
+    user = prompt or node.prompt or role.prompt
+    if held is not None:
+        user = node.next_prompt or role.next_prompt or user
+    reminder = remind(live, play, item, role, templates, user, is_new=held is None) if live.memory else ""
     if held is None:
         system = templates.render("system", role.system) if role.system else ""
         tools = react.schemas(react.offered(role, play.info.tools), play.info.tools)
         told = ""
         if tools and _dialect(live, play, item) == "text":
             told, tools = react.description(tools), ()
-        parts = [part for part in (system, told) if part]
+        parts = [part for part in (system, told, reminder) if part]
         messages = (Message("system", "\n\n".join(parts)),) if parts else ()
     else:
         messages, item.parent = held
-    user = prompt or node.prompt or role.prompt
-    if held is not None:
-        user = node.next_prompt or role.next_prompt or user
     if user is not None:
         messages = (*messages, Message("user", templates.render("prompt", user)))
     if tools and messages:
@@ -237,6 +239,8 @@ def _turn(
         demonstrated=live.demonstrated(slot.text),
     )
     live.turns[turn.id] = turn
+    if item.recalled is not None:
+        live.recalled[turn.id] = item.recalled
     live.predecessors[turn.id] = board.clock.last
     board.turns += 1
     board.tokens += reply.prompt_tokens + reply.reply_tokens
