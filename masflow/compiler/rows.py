@@ -207,7 +207,8 @@ def field_problem(row: dict[str, Any], fields: Sequence[TaskFieldIR]) -> tuple[s
         wrong = mismatch(row.get(column), f.type, column)
         if wrong:
             return column, "wrong-field-type", wrong
-        odd = unwritable(row.get(column))
+        value = row.get(column)
+        odd = None if type(value) is str and value.isascii() else unwritable(value)
         if odd:
             return column, "bad-row", f"'{column}' {odd}"
     return None

@@ -241,11 +241,20 @@ def is_easy(value: Any, levels: int = 0) -> bool:
         return True
     if kind is int or kind is float:
         return -LARGE < value < LARGE
-    if levels and kind is dict:
-        return all(type(key) is str and key.isascii() for key in value) and all(
-            is_easy(item, levels - 1) for item in value.values()
-        )
-    return bool(levels) and kind is list and all(is_easy(item, levels - 1) for item in value)
+    if not levels or (kind is not dict and kind is not list):
+        return False
+    if kind is dict:
+        for key in value:
+            if type(key) is not str or not key.isascii():
+                return False
+        value = value.values()
+    for item in value:  # written out: rows by the ten thousand come through here
+        if type(item) is str:
+            if not item.isascii():
+                return False
+        elif not is_easy(item, levels - 1):
+            return False
+    return True
 
 
 def _is_deeper(value: object, levels: int) -> bool:

@@ -88,6 +88,7 @@ def test_runtime__config_errors_surface_late__every_shipped_file_is_checked_in_u
     assert time.process_time() - began < 2
 
 
+@pytest.mark.alone
 def test_the_command_checks_a_file_in_under_two_seconds():
     program = "from masflow.cli import main; main()"
     words = [sys.executable, "-c", program, "check", "examples/quickstart.yaml"]

@@ -166,7 +166,7 @@ def test_a_run_to_start_from_must_have_that_checkpoint(plan_of, tiny, mapped, tm
 
 
 def test_problems_of_all_documents_come_together(plan_of, mapped):
-    text = mapped("{a: {roles: [nobody]}}").replace("rows.jsonl", "none.jsonl") + "passes: [top_k]\n"
+    text = mapped("{a: {roles: [nobody]}}").replace("rows.jsonl", "none.jsonl") + "passes: [top_q]\n"
     with pytest.raises(SpecError) as caught:
         plan_of(text)
     codes = {p.code for p in caught.value.problems}
