@@ -263,9 +263,9 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     if plan.sampler.kind == "nodes":
         yield f"  {_node_words(plan)}"
     yield " -> ".join(f"{stage.name}: {stage.op}" for stage in plan.stages)
-    chosen = next((stage.options for stage in plan.stages if stage.op == "top_k"), None)
-    if chosen:
-        yield f"  {_top_k_words(chosen)}"
+    for stage in plan.stages:
+        if stage.op in _STAGE_WORDS:
+            yield f"  {_STAGE_WORDS[stage.op](stage.options)}"
     yield algorithm_words(algorithm)
     if plan.init:
         yield f"starts from {plan.init}"
@@ -315,6 +315,16 @@ def _top_k_words(options: dict[str, Any]) -> str:
     return f"top_k: trains {number} of {scope} whose actions' values vary {most}{less}{scaled}; biased"
 
 
+def _memory_words(options: dict[str, Any]) -> str:
+    """Who remembers, and what decides."""
+    stores = (f"{name}: {', '.join(r)}" if r != [name] else name for name, r in options["stores"].items())
+    return (
+        f"memory of {'; '.join(stores)}: {options['recall']} records recalled before a turn, of"
+        f" {options['rules']['capacity']} at most, which {', '.join(options['rewards'])} decide of"
+    )
+
+
+_STAGE_WORDS = {"top_k": _top_k_words, "memory": _memory_words}
 _WIDE = {
     "each turn": "all turns of {} episodes",
     "each episode": "{} episodes at most, one number each",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from masflow.compiler import compile_experiment
+from masflow.compiler.explain import explain
 from masflow.errors import RunError, SpecError
 from masflow.memory.recall import Snapshot
 from masflow.memory.records import Memory, Record, task_key
@@ -185,6 +186,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from masflow.compiler import compile_experiment
+from masflow.compiler.explain import explain
 from masflow.runtime.controller import train
 told = lambda kind, facts: print(kind, flush=True)
 train(compile_experiment(Path(sys.argv[1])), Path(sys.argv[2]), on_event=told)
@@ -231,6 +233,13 @@ def test_a_prompt_that_doesnt_mention_memory_is_told_at_the_end_of_its_system_me
             text = f"What worked in similar situations:\n\n{record.situation}\n-> {record.strategy}"
             assert (echoer.messages[0].role, echoer.messages[0].content) == ("system", text)
     assert told > 0
+
+
+def test_explain_tells_who_remembers_and_what_decides(toy: Toy):
+    told = explain(compile_experiment(remembering(toy, ", share: {team: [caller, echoer]}, recall: 2")))
+    assert "memory of team: caller, echoer: 2 records recalled before a turn, of 512 at most" in told
+    assert "which echoed decide of" in told
+    assert "memory of caller; echoer: 3 records" in explain(compile_experiment(remembering(toy)))
 
 
 def test_several_roles_may_share_one_store(toy: Toy, tmp_path: Path):
