@@ -10,7 +10,6 @@ import pytest
 
 from masflow.compiler import check
 from masflow.project import find_documents
-from tests.pace import slowness
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = """
@@ -69,7 +68,7 @@ def test_a_workflow_of_a_thousand_nodes_compiles_in_seconds(tmp_path):
     problems = check(path)
     seconds = time.process_time() - began
     assert not problems, problems[:3]
-    assert seconds < 2 * slowness()  # of a core, so that busy neighbours don't count; about 1 was measured
+    assert seconds < 2  # of a core, so that busy neighbours don't count; about 1 was measured
 
 
 DOCUMENTS = [
@@ -86,8 +85,7 @@ def test_runtime__config_errors_surface_late__every_shipped_file_is_checked_in_u
     needs(path)
     began = time.process_time()
     assert not [p for p in check(path) if not p.code.startswith("warn-")]
-    seconds = time.process_time() - began
-    assert seconds < 2 * slowness()
+    assert time.process_time() - began < 2
 
 
 def test_the_command_checks_a_file_in_under_two_seconds():
@@ -100,7 +98,7 @@ def test_the_command_checks_a_file_in_under_two_seconds():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0, done.stderr
         took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(took) < 2 * slowness()
+    assert min(took) < 2
 
 
 def test_a_wide_fan_out_and_many_writers_compile_in_seconds(tmp_path):
