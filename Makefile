@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 export OMP_NUM_THREADS ?= 1
+# Where a machine forbids compiled modules, each of the many processes that tests start compiles masflow anew.
+export PYTHONDONTWRITEBYTECODE :=
+# What is tested by default: on two processes, and then, one after the other, what measures time.
+DEFAULT := not slow and not gpu and not ray
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-ray test-slow test-learning test-vllm check format clean smollm2 nq-rag-data mbpp-data bubblewrap bench bench-peers
@@ -60,7 +64,8 @@ test: $(READY)
 	-@$(MAKE) --no-print-directory smollm2
 	-@$(MAKE) --no-print-directory nq-rag-data
 	-@$(MAKE) --no-print-directory mbpp-data
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --timeout=480 -m "$(DEFAULT) and not alone"
+	$(BIN)/python -m pytest -q -m "$(DEFAULT) and alone"
 
 test-ray: $(READY)
 	$(BIN)/python -m pytest -q -m "ray and not slow"

@@ -12,7 +12,6 @@ import marshal
 import mmap
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from typing import Any
 
 import cloudpickle
 
+from masflow.descriptors import readable
 from masflow.errors import RunError
 from masflow.isolated import BOARD, FRAME, FRAMED, HEAD, LOADING, MAX_CALLS, NULL, RECORD, Sent, Weighed
 
@@ -40,6 +40,8 @@ LOOK_S = 0.05
 """How often a process at work is looked at, and whether another one is needed."""
 GROW_S = 0.1
 """How long calls wait before another process is started."""
+GAP_S = 5.0
+"""Between two looks: more than that, and the machine stood still."""
 LOAD_S = 300.0
 """For importing one function's file."""
 
@@ -235,6 +237,7 @@ class _Process:
         self.was_loading = False
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._unread = b""
+        self._under_way, self._lost_s, self._looked_at = LOADING, 0.0, 0.0
         self._mark = f"{os.getpid()}-{id(self)}-{time.monotonic_ns()}"
         with tempfile.TemporaryFile(prefix="masflow-") as file:
             file.truncate(BOARD)
@@ -268,7 +271,8 @@ class _Process:
     def work(self, calls: Sequence[Call], look: Any) -> str:
         """Have calls made. Returns why the process has to be replaced; empty when all are answered."""
         self._frames.clear()
-        self._board[: HEAD.size] = HEAD.pack(LOADING, time.monotonic())
+        self._under_way, self._lost_s, self._looked_at = LOADING, 0.0, time.monotonic()
+        self._board[: HEAD.size] = HEAD.pack(LOADING, self._looked_at)
         self._board[HEAD.size : HEAD.size + RECORD.size * len(calls)] = bytes(RECORD.size * len(calls))
         data = pickle.dumps([tuple(call.sent) for call in calls])
         try:
@@ -297,15 +301,20 @@ class _Process:
         return index
 
     def _left_s(self, calls: Sequence[Call]) -> float:
-        """Of the time of the call under way."""
+        """Of the time of the call under way. A gap between two looks isn't the call's: a machine that was
+        halted goes on with a clock that ran."""
         index, began = HEAD.unpack_from(self._board, 0)
+        now, lost = time.monotonic(), 0.0 if index != self._under_way else self._lost_s
+        gap = now - self._looked_at
+        self._under_way, self._looked_at = index, now
+        self._lost_s = lost + (min(gap, now - began) if gap > GAP_S else 0.0)
         self.was_loading = index == LOADING
         limit = LOAD_S if self.was_loading else calls[index].sent.timeout_s
-        return began + limit - time.monotonic()
+        return began + limit + self._lost_s - now
 
     def _hear(self, timeout_s: float) -> bytes | None:
         """Kind of the last frame that came; empty: none in this time. None: nothing will come any more."""
-        if not select.select([self._results], [], [], timeout_s)[0]:
+        if not readable([self._results], timeout_s):
             return b""
         data = os.read(self._results, 1 << 16)
         if not data:

@@ -1,16 +1,20 @@
 """What users' functions do to their own process, they do to nobody else; every attack here is real."""
 
+import os
+import resource
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from masflow import isolation
 from masflow.errors import RunError
-from masflow.isolated import Sent
+from masflow.isolated import Sent, Weighed
 from masflow.isolation import Call, Pool, packed
 
 FUNCTIONS = '''
@@ -37,7 +41,10 @@ def forks(x):
     os.fork()
     return x
 def closes(x):
-    os.closerange(0, 100)
+    os.closerange(0, 1 << 16)
+    return x
+def waits(x):
+    time.sleep(x)
     return x
 def draws(x):
     return random.random()
@@ -110,6 +117,37 @@ def test_whatever_a_function_does_costs_its_own_call_alone(processes, call, name
     assert bad.value is None
     assert len(bad.problems) == 1
     assert reason in bad.problems[0]
+
+
+def test_a_machine_that_was_halted_costs_no_call(processes, call, monkeypatch):
+    """As a suspended or migrated virtual machine: the clock jumps, and nobody did anything meanwhile."""
+    began = time.monotonic()
+
+    def jumping() -> float:
+        now = time.monotonic()
+        return now + (400.0 if now - began > 0.4 else 0.0)
+
+    monkeypatch.setattr(
+        isolation, "time", types.SimpleNamespace(monotonic=jumping, monotonic_ns=time.monotonic_ns)
+    )
+    [found] = answered(processes, call("waits", 1.0, timeout_s=30.0))
+    assert found == Weighed(1.0)
+
+
+def test_calls_are_answered_by_a_process_with_descriptors_by_the_thousand(call):
+    """`select` knows 1,024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 3000:
+        pytest.skip(f"this machine allows {hard} descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
+    held, pool = [os.open(os.devnull, os.O_RDONLY) for _ in range(1500)], Pool(1)
+    try:
+        assert answered(pool, call("same", 2.0)) == [Weighed(2.0)]
+    finally:
+        pool.close()
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_process_without_its_pipes_is_replaced(processes, call):
@@ -217,7 +255,7 @@ def test_a_changed_file_is_loaded_again_where_its_hash_says_so(processes, call, 
 SUDDEN = """
 import os, sys, time
 sys.path.insert(0, {tests!r})
-from masflow.isolated import Sent
+from masflow.isolated import Sent, Weighed
 from masflow.isolation import Call, Pool, packed
 pool = Pool(1)
 pool.submit([Call(Sent({ref!r}, {root!r}, "", packed({{"file": {file!r}}}), (), 60.0, int(4e9), "s", None))])

@@ -5,12 +5,12 @@ Whether a demonstration replays to its end is the player's to find out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from masflow.compiler.graph import Graph
 from masflow.compiler.plan import SourceIR
-from masflow.compiler.rows import MAX_REPORTED, checked_rows, data_problem, field_problem
+from masflow.compiler.rows import MAX_REPORTED, checked_rows, data_problem, field_problem, glance
 from masflow.errors import Problem, closest
 from masflow.spec.types import unwritable
 
@@ -28,9 +28,12 @@ def demonstration_problems(
     if not source.is_file and rows is None:
         return []
     kinds = {node.name: node.kind for node in graph.nodes}
+    right = glance(graph.task)
     found: list[Problem] = []
     for line, row in checked_rows(source) if rows is None else enumerate(rows, 1):
-        wrong = None if isinstance(row, Problem) else _wrong(row, kinds, graph)
+        wrong = (
+            None if isinstance(row, Problem) or _is_plain(row, kinds, right) else _wrong(row, kinds, graph)
+        )
         if isinstance(row, Problem):
             found.append(row)
         elif wrong:
@@ -41,12 +44,18 @@ def demonstration_problems(
     return found
 
 
-def _is_plain(turn: Any) -> bool:
-    """A node and a reply in ASCII, as nearly all are: seen without looking closer."""
-    if type(turn) is not dict or len(turn) != 2:
+def _is_plain(row: dict[str, Any], kinds: dict[str, str], right: Callable[[dict[str, Any]], bool]) -> bool:
+    """A right task, and turns of a known node and a reply in ASCII, as nearly all are: seen at a glance."""
+    task, turns = row.get("task"), row.get("turns")
+    if type(task) is not dict or type(turns) is not list or not right(task):
         return False
-    node, reply = turn.get("node"), turn.get("reply")
-    return type(node) is str and type(reply) is str and node.isascii() and reply.isascii()
+    for turn in turns:
+        if type(turn) is not dict or len(turn) != 2:
+            return False
+        node, reply = turn.get("node"), turn.get("reply")
+        if type(node) is not str or node not in kinds or type(reply) is not str or not reply.isascii():
+            return False
+    return True
 
 
 def _wrong(row: dict[str, Any], kinds: dict[str, str], graph: Graph) -> tuple[str, str] | None:
@@ -55,7 +64,7 @@ def _wrong(row: dict[str, Any], kinds: dict[str, str], graph: Graph) -> tuple[st
     bad = field_problem(row["task"], graph.task)
     if bad:
         return f"task.{bad[0]}", bad[2]
-    odd = None if all(map(_is_plain, row["turns"])) else unwritable(row["turns"])
+    odd = unwritable(row["turns"])
     if odd:
         return "turns", f"'turns' {odd}"
     for i, turn in enumerate(row["turns"]):

@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ CREATE TABLE IF NOT EXISTS metrics (step INTEGER, place INTEGER, name TEXT, valu
 """
 TABLES = ("trajectories", "turns", "rewards", "recalls", "metrics")
 TURN_FIELDS = tuple(Turn.__dataclass_fields__)
+_turn_fields = itemgetter(*TURN_FIELDS)
 
 
 class TraceDb:
@@ -271,20 +273,17 @@ def _trajectory_row(step: int, split: str, one: Scored) -> tuple[Any, ...]:
 def _turn_rows(
     step: int, split: str, one: Scored, advantages: Mapping[str, float]
 ) -> Iterator[tuple[Any, ...]]:
+    own, totals = one.trajectory.id, one.totals
     for place, turn in enumerate(one.trajectory.turns):
-        messages = _dump([_message(m) for m in turn.messages])
-        texts = {"text": _clean(turn.text), "detail": _clean(turn.detail), "value": _dump(turn.value)}
-        plain = {**turn.__dict__, **texts, "path": path_json(turn.path), "messages": messages}
-        fields = (plain[name] for name in TURN_FIELDS)
-        yield (
-            step,
-            split,
-            one.trajectory.id,
-            place,
-            *fields,
-            one.totals.get(turn.id),
-            advantages.get(turn.id),
-        )
+        plain = {
+            **turn.__dict__,
+            "path": path_json(turn.path),
+            "messages": _dump([_message(m) for m in turn.messages]),
+            "text": _clean(turn.text),
+            "detail": _clean(turn.detail),
+            "value": _dump(turn.value),
+        }
+        yield (step, split, own, place, *_turn_fields(plain), totals.get(turn.id), advantages.get(turn.id))
 
 
 def _message(message: Message) -> list[Any]:

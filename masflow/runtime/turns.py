@@ -55,7 +55,8 @@ def _open(
     if role.members:
         templates.names["me"] = item.member  # type: ignore[index]
     templates.names["memory"] = []  # type: ignore[index]
-    templates.names.update(templates.value("with", node.with_))  # type: ignore[attr-defined]
+    if node.with_:
+        templates.names.update(templates.value("with", node.with_))  # type: ignore[attr-defined]
     tools: tuple[dict[str, Any], ...] = ()
     held = item.board.conversations.get(thread_name(node, role, item))
     user = prompt or node.prompt or role.prompt

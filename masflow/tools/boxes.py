@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from masflow.descriptors import readable
 from masflow.spec.tools import PythonSettings as Limits
 from masflow.tools.syscalls import seccomp_filter
 
@@ -169,7 +169,7 @@ class Box:
         self.process.wait()
         end = time.monotonic() + DRAIN_S
         while self.open and (left := end - time.monotonic()) > 0:
-            for descriptor in select.select(list(self.open), [], [], left)[0]:
+            for descriptor in readable(self.open, left):
                 self.read(descriptor)
         for pipe in self.pipes:
             pipe.close()
@@ -216,7 +216,7 @@ def pumped(boxes: Sequence[Box], more: Sequence[int], end: float) -> tuple[list[
         return [], "timeout"
     if not known and not more:
         time.sleep(min(left, 0.005))
-    ready_now = select.select([*known, *more], [], [], left)[0] if known or more else []
+    ready_now = readable([*known, *more], left) if known or more else []
     for descriptor in ready_now:
         if descriptor in known:
             known[descriptor].read(descriptor)

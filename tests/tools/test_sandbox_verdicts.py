@@ -25,12 +25,12 @@ FORGED = {
     "raises what a harness may take for the end": "def double(x): raise SystemExit(0)",
     "raises StopIteration": "def double(x): raise StopIteration",
     "raises GeneratorExit": "def double(x): raise GeneratorExit",
-    "closes every channel": "import os\nos.closerange(0, 64)\n" + HONEST,
-    "closes every channel in its function": "import os\ndef double(x): os.closerange(0, 64)",
+    "closes every channel": "import os\nos.closerange(0, 1 << 16)\n" + HONEST,
+    "closes every channel in its function": "import os\ndef double(x): os.closerange(0, 1 << 16)",
     "writes verdicts wherever it can": """
 import os
 def double(x):
-    for number in range(64):
+    for number in range(4096):
         for text in (b"+", b"\\0\\0\\0\\1+", b"passed", b"\\0\\0\\0\\12answer"):
             try: os.write(number, text)
             except OSError: pass
@@ -38,7 +38,7 @@ def double(x):
 """,
     "writes verdicts before it is loaded": """
 import os
-for number in range(64):
+for number in range(4096):
     for text in (b"+", b"\\0\\0\\0\\1+", b"begun", b"l3:s5:readyl1:s6:doubles0:"):
         try: os.write(number, text)
         except OSError: pass
@@ -215,7 +215,7 @@ def test_a_test_cant_be_spoilt_by_the_one_before():
 
 MALICIOUS = {
     "leaves": "import os\nos._exit(0)",
-    "says so everywhere": "import os\nfor n in range(64):\n    try: os.write(n, b'\\0\\0\\0\\1+')\n"
+    "says so everywhere": "import os\nfor n in range(4096):\n    try: os.write(n, b'\\0\\0\\0\\1+')\n"
     "    except OSError: pass\nassert False",
     "ends all processes": "import os, signal\nos.kill(1, signal.SIGKILL)\nos.kill(-1, signal.SIGKILL)",
     "never ends": "while True: pass",
