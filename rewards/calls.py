@@ -8,6 +8,8 @@ out. One departure: 5.0 is an integer, as JSON Schema has it.
 import re
 from typing import Any
 
+import jsonschema
+
 
 def calls_match(calls: list[dict[str, Any]], gold: list[dict[str, Any]] | None) -> float:
     """1 when the calls are the gold ones, in any order and none besides, else 0.
@@ -25,6 +27,54 @@ def calls_f1(calls: list[dict[str, Any]], gold: list[dict[str, Any]] | None) -> 
     if not calls and not gold:
         return 1.0
     return 2 * _paired(calls, gold or []) / (len(calls) + len(gold or []))
+
+
+def made_match(trajectory: Any, node: str, gold: list[dict[str, Any]] | None) -> float:
+    """`calls_match` of the calls that an agent made at a node, with `name` and `arguments`."""
+    effects = (effect for effect in trajectory.effects if effect.path[-1].node == node)
+    return calls_match([effect.args for effect in effects if effect.kind == "tool"], gold)
+
+
+def recorded(
+    name: str, arguments: dict[str, Any], functions: list[dict[str, Any]], returns: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Call one of the functions that the task shows, by its name, with an object of arguments.
+
+    A tool: what the call returned when the task was recorded, or an `error` that says what is wrong with it.
+
+    Args:
+        functions: `{name, description, parameters}` each, the parameters a JSON Schema; the leaderboard's types
+            `dict`, `float` and `tuple` are read as `object`, `number` and `array`.
+        returns: `{call: {name: {argument: [right values]}}, value}` each.
+    """
+    known = {function["name"]: function for function in functions}
+    if name not in known:
+        return {"error": f"no function {name!r}; known: {', '.join(known) or 'none'}"}
+    schema = _schema(known[name].get("parameters") or {})
+    for wrong in jsonschema.Draft202012Validator(schema).iter_errors(arguments):
+        return {"error": f"{'.'.join(['arguments', *map(str, wrong.path)])}: {wrong.message}"}
+    for one in returns:
+        if _right({"name": name, "arguments": arguments}, one["call"]):
+            return {"value": one["value"]}
+    return {"error": "nothing is recorded for these arguments"}
+
+
+TYPES = {"dict": "object", "float": "number", "tuple": "array"}
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """With the types of JSON Schema; a type that it doesn't know allows anything."""
+    own = {key: value for key, value in schema.items() if key not in ("type", "optional", "required")}
+    kind = TYPES.get(schema.get("type", ""), schema.get("type"))
+    if kind in ("object", "array", "string", "number", "integer", "boolean", "null"):
+        own["type"] = kind
+    if isinstance(schema.get("required"), list):
+        own["required"] = schema["required"]
+    if isinstance(schema.get("properties"), dict):
+        own["properties"] = {key: _schema(each) for key, each in schema["properties"].items()}
+    if isinstance(schema.get("items"), dict):
+        own["items"] = _schema(schema["items"])
+    return own
 
 
 def _paired(calls: list[dict[str, Any]], gold: list[dict[str, Any]]) -> int:

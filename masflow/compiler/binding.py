@@ -71,7 +71,8 @@ def _bound_tool(tool: ToolIR, known: Mapping[str, FunctionIR]) -> ToolIR:
     if tool.function.ref in BUILTINS:
         return tool
     function = known.get(tool.function.ref, tool.function)
-    offered = [p for p in function.params if p not in tool.settings and p not in ("state", "**")]
+    taken = {*tool.settings, *tool.bind, "state", "**"}
+    offered = [p for p in function.params if p not in taken]
     parameters = tool.parameters or {name: function.types.get(name, ANY) for name in offered}
     return replace(tool, function=function, parameters=parameters, summary=tool.summary or function.summary)
 

@@ -128,6 +128,9 @@ class ToolIR:
     approve: bool = False
     summary: str = ""
     parameters: dict[str, Type] = field(default_factory=dict)
+    """Without those that are bound."""
+    bind: dict[str, Any] = field(default_factory=dict)
+    """Arguments that masflow passes itself: values and templates over task and params."""
     timeout_s: float = 30.0
     data_hash: str = ""
     """Hash of the files that the settings name."""

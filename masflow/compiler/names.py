@@ -19,6 +19,7 @@ from masflow.compiler.inference import INT, STR, UNKNOWN, declared, fits, list_o
 from masflow.compiler.regions import Regions
 from masflow.compiler.scopes import (
     AnyScope,
+    BindScope,
     CallScope,
     ClosedScope,
     EndScope,
@@ -53,6 +54,7 @@ def check_names(
     checker.arrows(START, graph.start, None)
     for name, raw in graph.output.items():
         checker.value(raw, NodeScope(checker.names, END), ("output", name))
+    checker.bindings()
     for i, reward in enumerate(graph.rewards):
         checker.reward(reward, i)
     return list(dict.fromkeys(checker.problems))
@@ -77,6 +79,7 @@ def check_program_names(graph: Graph, graphs: Mapping[str, Graph], doc: Doc | No
         if role.reply.format == "choice" and isinstance(role.reply.choice, str):
             place = ("roles", role.name, "reply", "choice")
             checker.expression(role.reply.choice, CallScope(checker.names), place)
+    checker.bindings()
     at_end = EndScope(checker.names, {"result": Found(UNKNOWN)})
     for name, raw in graph.output.items():
         checker.value(raw, at_end, ("output", name))
@@ -154,6 +157,21 @@ class _Checker:
         for issue in finding.issues:
             where = Where(display_path(Path(file)), issue.line, path)
             self.problem(where, issue.code, issue.message, issue.fix)
+
+    def bindings(self) -> None:
+        """What tools bind: the task, hidden fields too, and params; a value of the parameter's type."""
+        scope = BindScope(self.names)
+        for tool in self.graph.tools:
+            for name, raw in tool.bind.items():
+                place = ("tools", tool.name, "bind", name)
+                finding, wanted = self.value(raw, scope, place), tool.function.types.get(name)
+                found = finding.type
+                if finding.issues or wanted is None or wanted.kind == "any":
+                    continue
+                if not fits(found, wanted) or (found.nullable and name not in tool.function.nullable):
+                    message = f"'{name}' is bound to {article(found)} ({found}); the tool takes {wanted}"
+                    fix = "bind a value of that type"
+                    self.problem(self.where(*place), "wrong-argument-type", message, fix)
 
     def clashes(self) -> None:
         """A task field, a node and an `as` name are bare names; no two may be the same."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from masflow.compiler.graph import FunctionIR, Graph, Node, RewardIR
+from masflow.compiler.graph import FunctionIR, Graph, Node, RewardIR, ToolIR
 from masflow.compiler.usage import below
 from masflow.errors import Problem, Where, unknown
 from masflow.spec.types import mismatch
@@ -22,12 +22,35 @@ def signature_problems(graph: Graph, graphs: Mapping[str, Graph]) -> Iterator[Pr
             yield from _fits(functions[node.call], node.args, (), node.where)
         elif node.tool is not None and node.tool in tools:
             tool = tools[node.tool]
-            free = (*tool.settings, "state") if tool.scope == "episode" else tuple(tool.settings)
+            free = (*tool.settings, *tool.bind, *(["state"] if tool.scope == "episode" else []))
             yield from _fits(tool.function, node.args, free, node.where)
+            for name in node.args.keys() & tool.bind.keys():
+                message = f"tool '{tool.name}' binds '{name}' itself"
+                fix = f"remove '{name}' here, or from the tool's 'bind'"
+                yield Problem.at(below(node.where, f"args.{name}"), "bound-argument", message, fix)
         elif node.workflow is not None and node.workflow in graphs:
             yield from _sub_workflow(node, graphs[node.workflow])
+    for tool in graph.tools:
+        yield from _bindings(tool)
     for reward in graph.rewards:
         yield from _reward(reward)
+
+
+def _bindings(tool: ToolIR) -> Iterator[Problem]:
+    """What is bound is a parameter, and isn't a setting, too."""
+    function = tool.function
+    if ":" in function.ref and not function.hash:
+        return
+    for name in tool.bind:
+        where = below(tool.where, f"bind.{name}")
+        if name in tool.settings or name == "state":
+            message = (
+                f"'{name}' is {'a setting' if name in tool.settings else 'the state'} of the tool already"
+            )
+            yield Problem.at(where, "bound-argument", message, f"remove '{name}' from 'bind'")
+        elif name not in function.params and "**" not in function.params:
+            known = [p for p in function.params if p not in tool.settings and p != "state"]
+            yield unknown(where, "argument", name, known)
 
 
 def _fits(

@@ -81,7 +81,7 @@ def _is_there(live: Live, play: Play, board: Board, path: Path, tool: ToolIR, ar
         if effect is not None:
             effects[key] = effect
             return True
-        box, graph, given = live.toolbox, play.graph_key, own(args)
+        box, graph, given = live.toolbox, play.graph_key, own({**args, **bound(play, tool)})
         live.begun[key] = box.lanes.begin(
             f"{graph}/{tool.name}",
             tool.at_once,
@@ -204,22 +204,32 @@ def run_tool(
     return True, value
 
 
+def bound(play: Play, tool: ToolIR) -> dict[str, Any]:
+    """The arguments that a tool gets from the task. They stand in no effect: what is recorded is what was
+    passed."""
+    if not tool.bind:
+        return {}
+    return Templates(f"tools.{play.qualified(tool.name)}", play.static).value("bind", tool.bind)
+
+
 def _call_text(tool: ToolIR, args: dict[str, Any]) -> str:
     return f"Run {tool.name}({', '.join(f'{k}={v!r}' for k, v in args.items())})?"
 
 
 def _used(live: Live, play: Play, board: Board, tool: ToolIR, args: dict[str, Any]) -> Any:
+    more = bound(play, tool)
     if tool.scope == "shared":
-        return live.toolbox.call(play.graph_key, tool, own(args), {})
+        return live.toolbox.call(play.graph_key, tool, own({**args, **more}), {})
     scope = path_json(play.prefix)
     log, states = live.tool_states.get(scope, ((), {}))
     wanted = board.tool_log
     if wanted[: len(log)] != log:
         log, states = (), {}
     for name, earlier in wanted[len(log) :]:
-        live.toolbox.call(play.graph_key, play.info.tools[name], own(earlier), states)
+        known = play.info.tools[name]
+        live.toolbox.call(play.graph_key, known, own({**earlier, **bound(play, known)}), states)
     live.tool_states.pop(scope, None)
-    value = live.toolbox.call(play.graph_key, tool, own(args), states)
+    value = live.toolbox.call(play.graph_key, tool, own({**args, **more}), states)
     live.tool_states[scope] = ((*wanted, (tool.name, args)), states)
     return value
 

@@ -326,7 +326,10 @@ def _misfit(tool: ToolIR, args: dict[str, Any]) -> str | None:
     function = tool.function
     types = {**tool.parameters, **function.types}
     params = function.params or tuple(types)
-    free = ("state", *tool.settings)
+    free = ("state", *tool.settings, *tool.bind)
+    ours = next((name for name in args if name in tool.bind), None)
+    if ours is not None:
+        return f"'{ours}' is bound by the workflow; leave it out"
     lost = [name for name in args if name not in params]
     if lost and "**" not in params:
         return _unknown("argument", lost[0], [name for name in params if name not in free])

@@ -175,6 +175,10 @@ class Tool(Spec):
     summary: str | None = None
     parameters: dict[str, TypeField] | None = None
     """What a ReAct role may pass; read from the function's signature when left out."""
+    bind: dict[str, Any] = Field(default_factory=dict)
+    """Arguments that every call gets from the task, as values or templates over the task's fields, hidden
+    ones too, and params: what one task's functions are, what they return, which tests judge a program. No
+    role or node passes them, and no prompt shows them."""
     timeout_s: float = Field(default=30.0, gt=0, le=1e6)
     at_once: int | None = Field(default=None, ge=1, le=1024)
     """Calls that may run beside each other in one process: of a `foreach`'s items, of branches, of other
