@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import json
@@ -26,10 +27,19 @@ SOURCE = "__masflow_source__"
 """Where a user's module keeps the hash of the file that it was made from."""
 
 
+class _AsItStands(importlib.machinery.SourceFileLoader):
+    """Compiles the file itself: Python takes a compiled one for the same where second and size agree."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def load_module(name: str, root: str) -> types.ModuleType:
     """The module behind the left side of a reference: a `.py` file, or a module's dotted name.
 
-    A file's module is registered under a name of its own; a module by name may stand in the project's root.
+    A file's module is registered under a name of its own, in a package in which it finds its neighbours
+    (`from .neighbour import x`); a module by name may stand in the project's root.
     """
     if not name.endswith(".py"):
         sys.path.insert(0, root)
@@ -41,11 +51,12 @@ def load_module(name: str, root: str) -> types.ModuleType:
     path = Path(root, name).absolute()
     own = f"masflow_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     folders = path.parent.relative_to(root).parts if path.is_relative_to(root) else ()
-    if all(folder.isidentifier() for folder in folders):  # "from .neighbour import x" finds its package
-        own = ".".join((*folders, own))
+    if not folders or not all(folder.isidentifier() for folder in folders):
+        folders = (_package_of(path.parent),)
+    own = ".".join((*folders, own))
     if own in sys.modules:
         return sys.modules[own]
-    spec = importlib.util.spec_from_file_location(own, path)
+    spec = importlib.util.spec_from_file_location(own, path, loader=_AsItStands(own, str(path)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[own] = module
@@ -61,6 +72,15 @@ def load_module(name: str, root: str) -> types.ModuleType:
         if not whole:
             del sys.modules[own]
     return module
+
+
+def _package_of(folder: Path) -> str:
+    """The name of a package that holds a folder's modules, whatever the folder is called."""
+    name = f"masflow_user_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        package = sys.modules[name] = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+    return name
 
 
 def describe(ref: str, root: str) -> dict[str, Any]:

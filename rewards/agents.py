@@ -1,10 +1,24 @@
-"""A master and its specialists: was the right one asked, and how much more than needed was said?
+"""A master and its specialists: is the answer right, was the right agent asked, was more said than needed?
 
 JoyAgents-R1 (arXiv 2506.19846) pays accuracy + format - efficiency and gives no formulas; these are ours.
 """
 
 from collections import Counter
 from typing import Any
+
+from .calls import made_match
+from .numbers import final_number
+from .qa import token_f1
+
+
+def answered(
+    trajectory: Any, kind: str, answer: str, answers: list[str], node: str, gold: list[dict[str, Any]] | None
+) -> float:
+    """Whether a task of several kinds is done: a `text` by token F1, a `number` by its value, `calls` by the
+    calls that were made at `node`, whatever is said of them."""
+    if kind == "calls":
+        return made_match(trajectory, node, gold)
+    return final_number(answer, answers[0]) if kind == "number" else token_f1(answer, answers)
 
 
 def routing(asked: dict[str, int], needs: list[str]) -> float:

@@ -43,8 +43,8 @@ def recorded(
     A tool: what the call returned when the task was recorded, or an `error` that says what is wrong with it.
 
     Args:
-        functions: `{name, description, parameters}` each, the parameters a JSON Schema; the leaderboard's types
-            `dict`, `float` and `tuple` are read as `object`, `number` and `array`.
+        functions: `{name, description, parameters}` each, the parameters a JSON Schema; the leaderboard's
+            types `dict`, `float` and `tuple` are read as `object`, `number` and `array`.
         returns: `{call: {name: {argument: [right values]}}, value}` each.
     """
     known = {function["name"]: function for function in functions}

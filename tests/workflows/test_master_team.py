@@ -69,7 +69,11 @@ def told(played, node):
 
 def test_a_price_is_called_for_and_reckoned_with(team, episode):
     script = {
-        "decide": [say("function", "price of a tea"), say("math", "4 * 3 + 2"), say("finish", answer="14 euros")],
+        "decide": [
+            say("function", "price of a tea"),
+            say("math", "4 * 3 + 2"),
+            say("finish", answer="14 euros"),
+        ],
         "function": steps(priced("Tea"), "<answer>3</answer>"),
         "math": steps(call("calculator", expression="4 * 3 + 2"), "<answer>14</answer>"),
     }
@@ -93,7 +97,7 @@ def test_the_wrong_agent_and_a_wrong_answer_pay_nothing_but_cost_nothing_either(
     played = episode(team("master_team"), SHOPPING, script)
     # routing: {qa} against {function, math} is 0; the QA agent's answer isn't judged, since nobody needs it
     assert played.totals == [0, 0, 0, 0]
-    assert played.metrics["routing"] == 0 and played.metrics["answer_number"] == 0
+    assert played.metrics["routing"] == 0 and played.metrics["accuracy"] == 0
 
 
 def test_every_step_beyond_those_needed_costs_its_agent(team, episode):
@@ -107,7 +111,9 @@ def test_every_step_beyond_those_needed_costs_its_agent(team, episode):
     asked = 2 * 1 / (2 + 1)  # qa twice, needed once
     spent = -(3 - 2) / (5 - 2)  # three turns, two are needed, five are allowed
     master = f1 + 0.5 * asked + 0.1 * spent
-    agent = 1 - 0.1 * 1  # six turns, two are needed, four are allowed in a visit: all of it, and no more than that
+    agent = (
+        1 - 0.1 * 1
+    )  # six turns, two are needed, four are allowed in a visit: all of it, and no more than that
     assert played.totals == pytest.approx([master, *[agent] * 3, master, *[agent] * 3, master])
 
 
@@ -165,7 +171,7 @@ def test_the_rounds_are_bounded_and_the_last_answer_counts(team, episode):
     }
     played = episode(team("master_team", rounds=2), SHOPPING, script)
     assert played.spoken == ["decide@1", "math@2", "decide@3", "math@4", "decide@5"]
-    assert played.output["answer"] == "14" and played.metrics["answer_number"] == 1
+    assert played.output["answer"] == "14" and played.metrics["accuracy"] == 1
 
 
 def test_neither_returns_nor_gold_calls_nor_answers_are_in_a_prompt(team, episode):
