@@ -47,7 +47,7 @@ def recorded(
             types `dict`, `float` and `tuple` are read as `object`, `number` and `array`.
         returns: `{call: {name: {argument: [right values]}}, value}` each.
     """
-    known = {function["name"]: function for function in functions}
+    known, name = {function["name"]: function for function in functions}, name.strip()
     if name not in known:
         return {"error": f"no function {name!r}; known: {', '.join(known) or 'none'}"}
     schema = _schema(known[name].get("parameters") or {})
@@ -97,7 +97,7 @@ def _paired(calls: list[dict[str, Any]], gold: list[dict[str, Any]]) -> int:
 def _right(call: dict[str, Any], want: dict[str, Any]) -> bool:
     ((name, values),) = want.items()
     given = call.get("arguments")
-    return call.get("name") == name and isinstance(given, dict) and _members(given, values)
+    return f"{call.get('name')}".strip() == name and isinstance(given, dict) and _members(given, values)
 
 
 def _members(given: dict[str, Any], values: dict[str, list[Any]]) -> bool:

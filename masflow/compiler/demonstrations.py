@@ -58,6 +58,12 @@ def _is_plain(row: dict[str, Any], kinds: dict[str, str], right: Callable[[dict[
     return True
 
 
+def _callers(graph: Graph) -> set[str]:
+    """Nodes whose roles call tools: a turn of theirs may be what a tool returned."""
+    calling = {role.name for role in graph.roles if role.tools}
+    return {node.name for node in graph.nodes if calling & {node.role, *node.among}}
+
+
 def _wrong(row: dict[str, Any], kinds: dict[str, str], graph: Graph) -> tuple[str, str] | None:
     if not isinstance(row.get("task"), dict) or not isinstance(row.get("turns"), list):
         return "", f"a demonstration has 'task' and 'turns', got {', '.join(map(str, row)) or 'nothing'}"
@@ -77,6 +83,8 @@ def _wrong(row: dict[str, Any], kinds: dict[str, str], graph: Graph) -> tuple[st
             return f"{where}.node", f"unknown node '{name}'; " + (
                 f"did you mean '{near}'?" if near else f"known: {', '.join(kinds)}"
             )
-        if "/" not in turn["node"] and kinds[name] == "role" and not isinstance(turn.get("reply"), str):
+        if "/" in turn["node"] or kinds[name] != "role" or isinstance(turn.get("reply"), str):
+            continue
+        if "value" not in turn or "reply" in turn or name not in _callers(graph):
             return f"{where}.reply", f"node '{name}' is a role's, so its turn needs the text of its 'reply'"
     return None

@@ -1,11 +1,14 @@
 """Tools, people, hand-overs and outcomes, each in a small workflow on the scripted engine."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from masflow.compiler.plan import Plan
+from masflow.compiler.demonstrations import demonstration_problems
+from masflow.compiler.plan import Plan, SourceIR
 from masflow.errors import EpisodeError, RunError
 from masflow.models.engine import Reply, Request
 from masflow.models.scripted import ScriptedEngine
@@ -23,8 +26,6 @@ def key(slot: int = 0) -> EpisodeKey:
 
 
 def call(name: str, **arguments: object) -> str:
-    import json
-
     return f"let me see <tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
@@ -381,6 +382,35 @@ def test_a_demonstration_is_replayed_with_its_values_or_the_tool_itself(compiled
     assert [turn.demonstrated for turn in given.turns] == [False, True]
     run = demonstrate(plan, [ask, tell])
     assert run.turns[1].messages[-1].content == "got 8"
+
+
+CALLS = """
+    name: demo
+    task: {n: int}
+    tools: {double: {use: "fns.py:double"}}
+    roles: {a: {prompt: "n {{ n }}", tools: [double]}, b: {prompt: "got {{ ask.text }}"}}
+    nodes: {ask: {role: a}, tell: {role: b}}
+    edges: [start -> ask -> tell -> end]
+"""
+
+
+def test_a_demonstration_says_what_a_called_tool_returned_or_the_tool_is_run(compiled: Compile):
+    plan = compiled(CALLS, DOUBLE)
+    call = '<tool_call>{"name": "double", "arguments": {"n": 4}}</tool_call>'
+    ask, told = {"node": "ask", "reply": call}, {"node": "ask", "value": 9}
+    rest = [{"node": "ask", "reply": "so"}, {"node": "tell", "reply": "eight"}]
+    given = demonstrate(plan, [ask, told, *rest])
+    assert [turn.messages[-1].content for turn in given.turns] == ["n 4", "9", "got so"]
+    run = demonstrate(plan, [ask, *rest])
+    assert [turn.messages[-1].content for turn in run.turns] == ["n 4", "8", "got so"]
+
+
+def test_only_a_role_that_calls_tools_may_have_a_value_among_its_turns(compiled: Compile, tmp_path: Path):
+    graph = compiled(CALLS, DOUBLE).workflows["demo"]
+    turns = [{"node": "ask", "value": 9}, {"node": "tell", "value": 9}]
+    (tmp_path / "demos.jsonl").write_text(json.dumps({"task": {"n": 4}, "turns": turns}) + "\n")
+    [problem] = demonstration_problems(SourceIR(str(tmp_path / "demos.jsonl")), graph)
+    assert (problem.code, problem.path) == ("bad-demonstration", "turns[1].reply")
 
 
 @pytest.mark.parametrize(
