@@ -36,8 +36,8 @@ FORMS = (
     "Tools:",
     '{"name": "wiki", "description": "Look up.", "parameters": {"type": "object", "properties": {"query": '
     '{"type": "string"}}, "required": ["query"]}}',
-    '{"name": "call", "description": "Call.", "parameters": {"type": "object", "properties": {"name": {"type": '
-    '"string"}, "arguments": {"type": "object"}}, "required": ["name", "arguments"]}}',
+    '{"name": "call", "description": "Call.", "parameters": {"type": "object", "properties": {"name": '
+    '{"type": "string"}, "arguments": {"type": "object"}}, "required": ["name", "arguments"]}}',
     '{"name": "calculator", "description": "Work out.", "parameters": {"type": "object", "properties": '
     '{"expression": {"type": "string"}}, "required": ["expression"]}}',
     "(No tool calls are left: give the final answer now.)",
@@ -77,7 +77,7 @@ def sentence(town: str, relation: str, value: int) -> str:
 
 
 def shown_functions(needed: str | None, rng: random.Random) -> list[Row]:
-    """Two functions, the needed one among them; every task has some, so that their being there tells nothing."""
+    """Two functions, the needed one among them; every task has some: their being there tells nothing."""
     names = [needed] if needed else []
     names += rng.sample([name for name in FUNCTIONS if name not in names], 2 - len(names))
     shape = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
@@ -129,7 +129,7 @@ def call(name: str, /, **arguments: object) -> str:
 
 
 def qa_turns(made: Row, rng: random.Random) -> tuple[list[Row], str]:
-    """The agent's turns and what it reports. Demonstrated values differ from the corpus: they are to be read."""
+    """The agent's turns and what it reports. Demonstrated values aren't the corpus's: they are to be read."""
     town, relation, value = made["town"], made["relation"], rng.randint(1, MOST)
     asked = relation
     if rng.random() < SLOPPY_FRAC["query"]:
