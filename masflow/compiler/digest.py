@@ -142,6 +142,8 @@ def _strip_graph(graph: dict[str, Any]) -> None:
             answer["call"] = _function_name(answer["call"])
     for tool in graph["tools"]:
         tool.pop("at_once")  # how fast it answers, not what
+        if not tool["bind"]:
+            tool.pop("bind")
         placing = BUILTINS[tool["function"]["ref"]].placing if tool["function"]["ref"] in BUILTINS else ()
         tool["settings"] = {k: v for k, v in tool["settings"].items() if k not in placing}
         if tool["data_hash"]:

@@ -120,7 +120,12 @@ def test_a_function_that_is_a_workflow_calls_it_without(planned):
     [
         ("args: {item: tea}", "args: {item: tea, prices: 3}", "bound-argument", "binds 'prices' itself"),
         ('currency: "in {{ money }}"', "curency: x", "unknown-argument", "'curency'"),
-        ('currency: "in {{ money }}"', "currency: 3", "wrong-argument-type", "'currency' is to a number"),
+        (
+            'currency: "in {{ money }}"',
+            "currency: 3",
+            "wrong-argument-type",
+            "'currency' is bound to a number",
+        ),
         ('currency: "in {{ money }}"', 'currency: "{{ mony }}"', "unknown-name", "mony"),
         ('currency: "in {{ money }}"', 'currency: "{{ cost.text }}"', "unknown-name", "cost"),
         (
