@@ -1,13 +1,15 @@
-"""What node-wise sampling and top-K selection each do: the ablation of JoyAgents-R1 (arXiv 2506.19846).
+"""What node-wise sampling, top-K selection and memory each do: JoyAgents-R1 (arXiv 2506.19846), taken apart.
 
-    python tests/bench/joyagents.py run             # every arm, 5 seeds, from one warm start a seed
+    python tests/bench/joyagents.py run             # every arm of both teams, from one warm start a seed
     python tests/bench/joyagents.py table           # prints what has been measured
-    python tests/bench/joyagents.py plot            # writes results/joyagents.png
+    python tests/bench/joyagents.py plot            # writes results/joyagents-TEAM.png
     python tests/bench/joyagents.py keep            # writes what was measured to results/joyagents.jsonl.gz
 
-The team is the iterative search of `examples/small/m_ask.yaml`, up to nine turns an episode. Every arm draws
-five episodes, or five actions a context, of the same tasks and differs in its passes alone. Scores are
-greedy, on held-out rows. A run that is in the log of `--out`, or in that file, isn't repeated.
+The teams are the iterative search of `examples/small/m_ask.yaml`, up to eleven turns an episode, over five
+seeds, and the master with its three agents of `examples/small/master_team.yaml`, over two. Every arm draws
+five episodes, or five actions a context, of the same tasks and differs in its passes alone; the warm start has
+memory in its prompts, for all arms. Scores are greedy, on held-out rows. A run that is in the log of `--out`,
+or in that file, isn't repeated.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -32,42 +35,89 @@ from tests.bench.learning import masflow  # noqa: E402
 from tests.bench.paired import difference, scores_of, shown  # noqa: E402
 
 KEPT = Path(__file__).parent / "results" / "joyagents.jsonl.gz"
-EXPERIMENT = "examples/small/m_ask.yaml"
 STEPS, EVERY, SAMPLES = 12, 3, 5
 OWN = "use: grpo, temperature: 0.5, updates_per_step: 2"
 ROLLOUT = f"node_sampling: {{samples: {SAMPLES}}}"
-ARMS = {
-    "trajectories": (),
-    **{
-        f"nodes, {credit}": (f"node_sampling: {{samples: {SAMPLES}, credit: {credit}}}",)
-        for credit in ("local", "fixed_suffix", "splice", "rollout")
-    },
-    **{f"nodes, top {k}": (ROLLOUT, f"top_k: {{k: {k}}}") for k in ("1", "2", "5", "all")},
+
+
+@dataclass(frozen=True)
+class Team:
+    """An experiment, its arms (name → passes) and how many seeds each has."""
+
+    experiment: str
+    memory: str
+    """The pass, for arms that have it, and for the warm start of all."""
+    arms: Mapping[str, tuple[str, ...]]
+    num_seeds: int
+    window: int
+    """Tokens, with room for what is recalled."""
+
+
+M_ASK_MEMORY = "memory_evolution: {rewards: [f1, form], recall: 1}"
+MASTER_MEMORY = (
+    "memory_evolution: {rewards: [accuracy, qa_right, math_right, function_right, form], recall: 1}"
+)
+TEAMS = {
+    "m_ask": Team(
+        "examples/small/m_ask.yaml",
+        M_ASK_MEMORY,
+        {
+            "trajectories": (),
+            **{
+                f"nodes, {credit}": (f"node_sampling: {{samples: {SAMPLES}, credit: {credit}}}",)
+                for credit in ("local", "fixed_suffix", "splice", "rollout")
+            },
+            **{f"nodes, top {k}": (ROLLOUT, f"top_k: {{k: {k}}}") for k in ("1", "2", "5", "all")},
+            "memory": (M_ASK_MEMORY,),
+            "all three": (ROLLOUT, "top_k: {k: 5}", M_ASK_MEMORY),
+        },
+        num_seeds=5,
+        window=384,
+    ),
+    "master_team": Team(
+        "examples/small/master_team.yaml",
+        MASTER_MEMORY,
+        {
+            "trajectories": (),
+            "nodes, rollout": (ROLLOUT,),
+            "all three": (ROLLOUT, "top_k: {k: 5}", MASTER_MEMORY),
+        },
+        num_seeds=2,
+        window=512,
+    ),
 }
-"""Name → its passes. With `top_k`, `continuations` is 2; the arm `all` tells what that alone does."""
+"""With `top_k`, `continuations` is 2; the arm `nodes, top all` tells what that alone does."""
 
 
-def words(arm: str) -> list[str]:
-    """What an arm sets beside the experiment."""
-    passes = ARMS[arm]
-    samples = "" if any("node_sampling" in one for one in passes) else f", samples: {SAMPLES}"
-    wanted = {
-        "algorithm": f"{{{OWN}{samples}}}",
-        "passes": f"[{', '.join('{' + one + '}' for one in passes)}]",
-        "train.steps": STEPS,
-        "train.eval_every": EVERY,
-    }
+def settings(wanted: Mapping[str, Any]) -> list[str]:
     return [word for key, value in wanted.items() for word in ("--set", f"{key}={value}")]
 
 
-def run(arm: str, seed: int, out: Path) -> dict[str, Any]:
+def words(team: Team, arm: str) -> list[str]:
+    """What an arm sets beside the experiment."""
+    passes = team.arms[arm]
+    samples = "" if any("node_sampling" in one for one in passes) else f", samples: {SAMPLES}"
+    return settings(
+        {
+            "algorithm": f"{{{OWN}{samples}}}",
+            "passes": f"[{', '.join('{' + one + '}' for one in passes)}]",
+            "train.steps": STEPS,
+            "train.eval_every": EVERY,
+            "base.config.max_position_embeddings": team.window,
+        }
+    )
+
+
+def run(name: str, arm: str, seed: int, out: Path) -> dict[str, Any]:
     """Train one arm from the seed's warm start; its curve, and the rows before and after."""
-    folder, seeded = out / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}", f"train.seed={seed}"
+    team = TEAMS[name]
+    folder = out / f"{name}-{arm.replace(', ', '-').replace(' ', '-')}-{seed}"
     again = ("--resume",) if (folder / "checkpoints").is_dir() else ()
-    init = ("--set", f"init={out / f'warm-{seed}'}")
-    found = masflow("train", EXPERIMENT, "--set", seeded, *init, *words(arm), "--out", str(folder), *again)
+    start = settings({"train.seed": seed, "init": out / f"warm-{name}-{seed}"})
+    found = masflow("train", team.experiment, *start, *words(team, arm), "--out", str(folder), *again)
     metric = found["eval_after"]["headline"]
     return {
+        "team": name,
         "arm": arm,
         "seed": seed,
         "metric": metric,
@@ -95,25 +145,39 @@ def curve(folder: Path, metric: str) -> list[dict[str, float]]:
     return points
 
 
-def run_all(arms: Sequence[str], seeds: Sequence[int], out: Path, workers: int) -> None:
-    done = {(r["arm"], r["seed"]) for r in results(out)}
-    left = [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in done]
-    for seed in sorted({seed for _, seed in left}):
-        if not (out / f"warm-{seed}").exists():
-            masflow("sft", EXPERIMENT, "--set", f"train.seed={seed}", "--out", str(out / f"warm-{seed}"))
+def warm_start(name: str, seed: int, out: Path) -> None:
+    """The shared start of a team's arms under a seed, made once."""
+    team, folder = TEAMS[name], out / f"warm-{name}-{seed}"
+    if not (folder / "checkpoints").is_dir():
+        own = settings(
+            {
+                "train.seed": seed,
+                "passes": f"[{{{team.memory}}}]",
+                "base.config.max_position_embeddings": team.window,
+            }
+        )
+        masflow("sft", team.experiment, *own, "--out", str(folder))
+
+
+def run_all(jobs: Sequence[tuple[str, str, int]], out: Path, workers: int) -> None:
+    done = {key_of(r) for r in results(out)}
+    left = [job for job in jobs if job not in done]
     failed = False
 
-    def one(job: tuple[str, int]) -> str:
+    def one(job: tuple[str, str, int]) -> str:
+        shown = f"{job[0]}, {job[1]}, seed {job[2]}"
         try:
             result = run(*job, out)
         except RuntimeError as error:  # the others go on
-            return f"{job[0]}, seed {job[1]} FAILED: {error}"
+            return f"{shown} FAILED: {error}"
         with (out / "results.jsonl").open("a") as lines:
             lines.write(json.dumps(result) + "\n")
-        scores = " ".join(f"{point['score']:.3f}" for point in result["curve"])
-        return f"{job[0]}, seed {job[1]}: {scores}"
+        return f"{shown}: " + " ".join(f"{point['score']:.3f}" for point in result["curve"])
 
     with ThreadPoolExecutor(workers) as pool:
+        list(
+            pool.map(lambda start: warm_start(start[0], start[1], out), sorted({(j[0], j[2]) for j in left}))
+        )
         for line in pool.map(one, left):
             failed |= "FAILED" in line
             print(line, flush=True)
@@ -121,13 +185,17 @@ def run_all(arms: Sequence[str], seeds: Sequence[int], out: Path, workers: int) 
         raise SystemExit("some runs failed; the same command tries them again")
 
 
+def key_of(result: Mapping[str, Any]) -> tuple[str, str, int]:
+    return result["team"], result["arm"], result["seed"]
+
+
 def results(out: Path) -> list[dict[str, Any]]:
     """What was measured in `out`, and of the rest what the repository holds."""
     log = out / "results.jsonl"
     found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    own = {(r["arm"], r["seed"]) for r in found}
+    own = set(map(key_of, found))
     earlier = gzip.decompress(KEPT.read_bytes()).decode().splitlines() if KEPT.exists() else []
-    return found + [r for r in map(json.loads, earlier) if (r["arm"], r["seed"]) not in own]
+    return found + [r for r in map(json.loads, earlier) if key_of(r) not in own]
 
 
 def at_tokens(points: Sequence[Mapping[str, float]], tokens: float) -> float:
@@ -139,14 +207,15 @@ def at_tokens(points: Sequence[Mapping[str, float]], tokens: float) -> float:
     return points[-1]["score"]
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
+def table(name: str, found: Sequence[dict[str, Any]]) -> str:
     """Markdown: before, after, the gain over rows, the score at equal generated tokens, and what it cost."""
-    by_arm = {arm: [r for r in found if r["arm"] == arm] for arm in ARMS}
+    found = [r for r in found if r["team"] == name]
+    by_arm = {arm: [r for r in found if r["arm"] == arm] for arm in TEAMS[name].arms}
     by_arm = {arm: sorted(runs, key=lambda r: r["seed"]) for arm, runs in by_arm.items() if runs}
     if not by_arm:
-        return "nothing has been measured"
+        return f"nothing of {name} has been measured"
     tokens = min(r["curve"][-1]["generated"] for r in found)
-    head = ("arm", "seeds", "before", "after", "gain", f"at {tokens / 1000:.0f}k tokens")
+    head = (name, "seeds", "before", "after", "gain", f"at {tokens / 1000:.0f}k tokens")
     head = (*head, "generated", "trained", "updates")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for arm, runs in by_arm.items():
@@ -169,7 +238,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def plot(found: Sequence[dict[str, Any]], to: Path) -> None:
+def plot(name: str, found: Sequence[dict[str, Any]], to: Path) -> None:
     """Held-out score against generated tokens and against updates: the mean over seeds, one line an arm."""
     import matplotlib
 
@@ -177,8 +246,8 @@ def plot(found: Sequence[dict[str, Any]], to: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
-    for arm in ARMS:
-        curves = [r["curve"] for r in found if r["arm"] == arm]
+    for arm in TEAMS[name].arms:
+        curves = [r["curve"] for r in found if (r["team"], r["arm"]) == (name, arm)]
         for axis, key in zip(axes, ("generated", "updates"), strict=True):
             points = list(zip(*curves, strict=True))
             x = [fmean(p[key] for p in each) for each in points]
@@ -197,23 +266,32 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kind", choices=["run", "table", "plot", "keep"])
-    parser.add_argument("--only", nargs="*", choices=list(ARMS), help="some arms")
-    parser.add_argument("--seeds", nargs="*", type=int, default=list(range(5)))
+    parser.add_argument("--teams", nargs="*", choices=list(TEAMS), default=list(TEAMS))
+    parser.add_argument("--only", nargs="*", help="some arms")
+    parser.add_argument("--seeds", nargs="*", type=int, help="instead of the team's number")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "joyagents")
     given = parser.parse_args()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if given.kind == "run":
-        run_all(given.only or list(ARMS), given.seeds, out, given.jobs)
+        chosen = [(name, TEAMS[name]) for name in given.teams]
+        jobs = [
+            (name, arm, seed)
+            for name, team in chosen
+            for seed in (range(team.num_seeds) if given.seeds is None else given.seeds)
+            for arm in team.arms
+            if not given.only or arm in given.only
+        ]
+        run_all(jobs, out, given.jobs)
     found = results(out)
-    if given.kind == "plot":
-        plot(found, KEPT.parent / "joyagents.png")
-    elif given.kind == "keep":
-        ordered = sorted(found, key=lambda r: (r["arm"], r["seed"]))
-        text = "".join(json.dumps(r, sort_keys=True) + "\n" for r in ordered)
+    if given.kind == "keep":
+        text = "".join(json.dumps(r, sort_keys=True) + "\n" for r in sorted(found, key=key_of))
         KEPT.write_bytes(gzip.compress(text.encode(), mtime=0))
-    print("\n" + table(found))
+    for name in given.teams:
+        if given.kind == "plot" and any(r["team"] == name for r in found):
+            plot(name, found, KEPT.parent / f"joyagents-{name}.png")
+        print("\n" + table(name, found))
 
 
 if __name__ == "__main__":
