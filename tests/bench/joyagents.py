@@ -7,9 +7,9 @@
 
 The teams are the iterative search of `examples/small/m_ask.yaml`, up to eleven turns an episode, over five
 seeds, and the master with its three agents of `examples/small/master_team.yaml`, over two. Every arm draws
-five episodes, or five actions a context, of the same tasks and differs in its passes alone; the warm start has
-memory in its prompts, for all arms. Scores are greedy, on held-out rows. A run that is in the log of `--out`,
-or in that file, isn't repeated.
+five episodes, or five actions a context, of the same tasks and differs in its passes alone; all begin with a
+warm start that has memory in its prompts. Scores are greedy, on held-out rows. A run that is in the log of
+`--out`, or in that file, isn't repeated.
 """
 
 from __future__ import annotations
