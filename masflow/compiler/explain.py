@@ -318,9 +318,11 @@ def _top_k_words(options: dict[str, Any]) -> str:
 def _memory_words(options: dict[str, Any]) -> str:
     """Who remembers, and what decides."""
     stores = (f"{name}: {', '.join(r)}" if r != [name] else name for name, r in options["stores"].items())
+    taught = "; it begins with the demonstrations, half of which are taught with it in their prompts"
     return (
         f"memory of {'; '.join(stores)}: {options['recall']} records recalled before a turn, of"
         f" {options['rules']['capacity']} at most, which {', '.join(options['rewards'])} decide of"
+        f"{taught if options['demonstrations'] else ''}"
     )
 
 

@@ -49,19 +49,23 @@ def evolve(
     step: int,
     rules: Rules,
     held_out: Collection[str] = (),
+    examples: bool = False,
 ) -> Evolved:
     """The store after a step, and what happened to its records. Changes nothing that it is given.
 
     Args:
         experiences: the step's turns, in any order.
-        step: from 1; the only clock.
+        step: from 1, and 0 for what comes before; the only clock.
         held_out: tasks (`task_key`) that nothing is kept of: those of evaluation splits. Their turns don't
             even count.
+        examples: somebody chose these turns: where all are paid the same, all of them are good.
     """
     turns = sorted((e for e in experiences if e.task not in held_out), key=lambda e: (-e.reward, e.turn))
     in_order = sorted(turns, key=lambda e: e.turn)
     rewards = (*memory.rewards, *(e.reward for e in in_order))[-rules.window :]
     seen = bounds(rewards, rules.upper, rules.lower)
+    if seen is None and examples and rewards:
+        seen = Bounds(rewards[0], rewards[0], rewards[0])
     work = _Work(memory, step, rules, frozenset(e.situation for e in turns))
     try:
         for one in turns:

@@ -111,16 +111,21 @@ class MemoryDb:
         [(step,)] = self._all("SELECT coalesce(max(step), 0) FROM steps")
         return step
 
+    def has_beginning(self) -> bool:
+        """Whether the memory that the run begins with is here, or a later one."""
+        return bool(self._all("SELECT 1 FROM steps LIMIT 1"))
+
     def write(self, step: int, before: Mapping[str, Memory], after: Mapping[str, Evolved]) -> None:
         """Add a step: what differs between the stores before and after it. All of it, or nothing.
 
         Args:
+            step: from 1; 0 is what a run begins with, if it begins with anything.
             before, after: by store.
         Raises:
             RunError: the step isn't the one after the last.
         """
         last = self.last_step()
-        if step != last + 1:
+        if step != last + 1 and (step or self.has_beginning()):
             message = f"{self.path} has the memory of step {last}, and step {step} was to follow"
             raise RunError(message, "resume the run from a checkpoint that isn't younger than the file")
         with self._transaction():

@@ -29,8 +29,15 @@ class MemoryEvolution(Spec):
     A record is a situation (the prompt without memory) and a strategy (the reply). Before a role speaks, the
     most similar records stand in `memory`, a list of `{situation, strategy, score}` that its prompt may use;
     a prompt that doesn't is given them at the end of its system message. Records of the same task (equal
-    visible fields) are never recalled, and nothing of an evaluation split is kept. A run that starts from
-    another one's weights (`init`) starts with an empty memory.
+    visible fields) are never recalled, and nothing of an evaluation split is kept.
+
+    Where the experiment has a `warm_start`, its demonstrations come first (`demonstrations`): their turns are
+    paid and evolve the empty memory as those of a step 0 (where all are paid the same, all of them are good),
+    and every second demonstration, drawn by the seed,
+    is taught with what this memory recalls in its prompts, the others without, as a memory may know nothing.
+    So a role has seen such prompts before it learns from rewards. (JoyAgents-R1 fine-tunes with memory in the
+    prompts; what is in it then, and how often, is ours.) A run that starts from another one's weights
+    (`init`) begins with these records, too, and with nothing of that run's memory.
 
         passes:
           - memory_evolution: {rewards: [correct, well_formed], capacity: 512}
@@ -48,6 +55,8 @@ class MemoryEvolution(Spec):
     """Those that have a memory, by qualified name (`research/worker`). Default: all that speak."""
     share: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Name of a store → the roles that have it together."""
+    demonstrations: bool = True
+    """Whether the warm start's demonstrations are the memory's first experience, and are taught with it."""
     recall: int = Field(default=3, ge=1, le=64)
     """Records that a turn is reminded of at most."""
     capacity: int = Field(default=Rules.capacity, ge=1, le=100_000)
@@ -81,6 +90,7 @@ class MemoryEvolution(Spec):
         stores |= {role: [role] for role in speaking if role in own - shared}
         rules = {name: getattr(self, name) for name in asdict(Rules())}
         options = {"stores": stores, "rewards": list(self.rewards), "recall": self.recall, "rules": rules}
+        options["demonstrations"] = self.demonstrations and bool(plan.data.get("warm_start"))
         stages = tuple(StageIR(s.name, "memory", options) if s.name == "evolve" else s for s in plan.stages)
         return replace(plan, stages=stages)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,23 @@ from masflow.compiler import dump_plan
 from masflow.compiler.plan import STAGES, Plan, PolicyIR
 from masflow.compiler.rows import Task, load_tasks
 from masflow.errors import RunError
+from masflow.memory.recall import Snapshot
+from masflow.rl.score import score
 from masflow.runtime import alarms, checkpoints, garbage
 from masflow.runtime import evaluate as evaluation
 from masflow.runtime.checkpoints import RunState, writing
+from masflow.runtime.judge import judge_of
 from masflow.runtime.memories import Memories, view_of
 from masflow.runtime.resuming import check_begun, has_eval, open_state
 from masflow.runtime.rundir import Interrupted, RunDir, StopFlag
 from masflow.runtime.schedule import stable_seed
-from masflow.runtime.supervised import warm_start
+from masflow.runtime.supervised import demonstrations, warm_start
 from masflow.runtime.team import Team
 from masflow.runtime.tracedb import TraceDb
 from masflow.runtime.tracking import Trackers, require
 from masflow.runtime.training import Work, run_stages, step_record
 from masflow.tools import ToolBox
+from masflow.trace import Scored
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 """(kind, facts): start, warm_start, eval_progress, eval, stage, train, warning, checkpoint, end."""
@@ -149,6 +154,8 @@ def go(run: Run, only_warm_start: bool) -> dict[str, Any]:
     tasks = [] if only_warm_start else training_tasks(run.plan)
     announce(run)
     state, last = run.state, 0 if only_warm_start else run.plan.train.steps
+    if run.memories is not None and state.step == 0:
+        run.memories.begin_with(partial(paid_demonstrations, run))
     if not state.warmed:
         teach(run)
     if state.step == 0 and run.plan.algorithm.kl.weight:
@@ -205,10 +212,17 @@ def teach(run: Run) -> None:
             saved_at = time.monotonic()
         run.stop.check()
 
-    warm_start(run.plan, run.team, run.state.warm_step, on_step, run.toolbox)
+    memory = run.memories.view() if run.memories is not None and run.memories.is_taught else None
+    warm_start(run.plan, run.team, run.state.warm_step, on_step, run.toolbox, memory)
     run.team.clear_rows()
     run.team.reset_optimizers()
     run.state.warmed = True
+
+
+def paid_demonstrations(run: Run, memory: Snapshot) -> list[Scored]:
+    """The warm start's demonstrations with their rewards, for a memory that begins with them."""
+    told = demonstrations(run.plan, run.toolbox, memory)
+    return score(run.plan, told, judge_of(run.plan, run.team.generate))
 
 
 def held_out(run: Run) -> None:

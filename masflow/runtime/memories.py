@@ -6,7 +6,7 @@ What evolution does is `masflow.memory`; here a step's turns become what it eats
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -91,6 +91,20 @@ class Memories:
             self._view = snapshot_of(self._options, self.now, self._held_out)
         return self._view
 
+    @property
+    def is_taught(self) -> bool:
+        """Whether the warm start's demonstrations are taught with it."""
+        return self._options.get("demonstrations", False)
+
+    def begin_with(self, played: Callable[[Snapshot], Sequence[Scored]]) -> None:
+        """Let demonstrations be the first experience, unless the memory has begun already.
+
+        Args:
+            played: gives them, rewards and all, as they are told with an empty memory.
+        """
+        if self.is_taught and not self._db.has_beginning():
+            self.evolve(0, played(self.view()))
+
     def evolve(self, step: int, played: Sequence[Scored]) -> dict[str, dict[str, int]]:
         """Change the stores by what a step played, and write them.
 
@@ -101,7 +115,7 @@ class Memories:
         for store, one in experiences(self._plan, self._options["rewards"], played):
             seen[store].append(one)
         after = {
-            name: evolve(memory, seen[name], step, self._rules, self._held_out)
+            name: evolve(memory, seen[name], step, self._rules, self._held_out, examples=step == 0)
             for name, memory in self.now.items()
         }
         self._db.write(step, self.now, after)

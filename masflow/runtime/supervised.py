@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from masflow.compiler.demonstrations import demonstration_problems
 from masflow.compiler.plan import ModelIR, Plan
 from masflow.compiler.rows import read_rows, task_of
 from masflow.errors import EpisodeError, Problem, RunError, SpecError
+from masflow.memory.recall import Snapshot
 from masflow.runtime.player import Player
 from masflow.runtime.schedule import Mixture, stable_seed
 from masflow.runtime.team import Team
@@ -35,19 +37,32 @@ class Lesson:
     """How each member's turns are drawn."""
 
 
-def demonstrations(plan: Plan, toolbox: ToolBox | None = None) -> list[Trajectory]:
+def demonstrations(
+    plan: Plan, toolbox: ToolBox | None = None, memory: Snapshot | None = None
+) -> list[Trajectory]:
     """Replay every demonstration of the warm start, each once, in order of their sources.
 
+    Args:
+        memory: what all of them are reminded of.
     Raises:
         SpecError: all lines that don't fit the workflow, with their files and lines.
         RunError: there are none.
     """
-    return [one for _, one in _demonstrated(plan, toolbox)]
+    return [one for _, one in _demonstrated(plan, toolbox, memory, lambda _: True)]
 
 
-def _demonstrated(plan: Plan, toolbox: ToolBox | None) -> list[tuple[int, Trajectory]]:
-    """As `demonstrations`, each with the number of its source."""
-    player = Player(plan, toolbox)
+def is_reminded(seed: int, number: int) -> bool:
+    """Whether a demonstration is taught with memory in its prompts: every second one, whichever the seed
+    draws."""
+    return stable_seed("reminded", seed, number) % 2 == 0
+
+
+def _demonstrated(
+    plan: Plan, toolbox: ToolBox | None, memory: Snapshot | None, reminded: Callable[[int], bool]
+) -> list[tuple[int, Trajectory]]:
+    """As `demonstrations`, each with the number of its source; `memory` for those that are `reminded`."""
+    plain = Player(plan, toolbox)
+    mindful = plain if memory is None else Player(plan, plain.toolbox, memory=memory)
     found: list[tuple[int, Trajectory]] = []
     problems: list[Problem] = []
     for number, source in enumerate(plan.data.get("warm_start", ())):
@@ -55,7 +70,9 @@ def _demonstrated(plan: Plan, toolbox: ToolBox | None) -> list[tuple[int, Trajec
         unfit = [] if source.is_file else demonstration_problems(source, plan.graph, rows)
         problems += unfit
         for line, row in enumerate([] if unfit else rows, start=1):
-            key = EpisodeKey(plan.train.seed, "warm_start", 0, len(found) + len(problems), str(line), 0)
+            place = len(found) + len(problems)
+            key = EpisodeKey(plan.train.seed, "warm_start", 0, place, str(line), 0)
+            player = mindful if reminded(place) else plain
             try:
                 task = task_of(row["task"], plan.graph.task)
                 found.append((number, player.demonstrate({**row, "task": task}, key)))
@@ -125,15 +142,18 @@ def warm_start(
     first: int,
     on_step: Callable[[int, dict[str, Any]], None],
     toolbox: ToolBox | None = None,
+    memory: Snapshot | None = None,
 ) -> None:
     """Train from step `first` to the warm start's end; every trainable unit takes one update a step.
 
     Args:
+        memory: what every second demonstration is taught with in its prompts.
         on_step: called with (steps done, metrics) after each; may raise Interrupted.
     """
     spec = plan.warm_start
     assert spec is not None
-    sourced = [(number, turn) for number, one in _demonstrated(plan, toolbox) for turn in one.turns]
+    found = _demonstrated(plan, toolbox, memory, partial(is_reminded, plan.train.seed))
+    sourced = [(number, turn) for number, one in found for turn in one.turns]
     turns = [turn for _, turn in sourced]
     plans = lessons(plan, sourced)
     if not plans:

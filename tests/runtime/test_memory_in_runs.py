@@ -46,7 +46,7 @@ def remembering(toy: Toy, settings: str = "", workflow: Any = USES, passes: str 
     file = toy(*SHORT, workflow=workflow)
     reward = file.parent / "echo.py"
     reward.write_text(reward.read_text().replace(" + 0.1 * (len(said) % 2)", ""))
-    own = f"memory_evolution: {{rewards: [echoed], merge: 1.0{settings}}}"
+    own = f"memory_evolution: {{rewards: [echoed], merge: 1.0, demonstrations: false{settings}}}"
     file.write_text(file.read_text() + f"passes: [{passes}{own}]\n")
     return file
 
