@@ -21,7 +21,7 @@ FUNCTIONS = ("price", "stock", "order")
 MOST, STEP = 20, 9
 """Numbers that are found are 1 to MOST; what is added or taken away is 1 to STEP."""
 KINDS = ("look", "fetch", "order", "reckon", "look and reckon", "fetch and reckon", "look and order")
-NUM_TOWNS, NUM_GOODS, HELD_FRAC = 160, 120, 0.25
+NUM_TOWNS, NUM_GOODS, HELD_FRAC = 320, 320, 0.25
 """Towns and goods, and the share of them that only held-out tasks name."""
 NUM_TRAIN, NUM_EVAL, NUM_DEMOS = 1400, 200, 2800
 SLOPPY_FRAC = {"early": 0.4, "route": 0.25, "query": 0.4, "call": 0.35, "sum": 0.4, "copy": 0.25}
