@@ -129,11 +129,15 @@ def write(path: Path, rows: Iterable[Row]) -> int:
     return len(lines)
 
 
-def mixed(kinds: dict[str, list[Row]], each: int, rng: random.Random) -> list[Row]:
-    """At most `each` rows of a kind, shuffled."""
-    chosen = [row for rows in kinds.values() for row in rng.sample(rows, min(each, len(rows)))]
-    rng.shuffle(chosen)
-    return chosen
+def mixed(kinds: dict[str, list[Row]], each: int, rng: random.Random, barred: set[str]) -> list[Row]:
+    """At most `each` rows of a kind, shuffled; none whose question is barred, no question twice."""
+    chosen: dict[str, Row] = {}
+    for rows in kinds.values():
+        fit = list({row["question"]: row for row in rows if row["question"] not in barred}.values())
+        chosen |= {row["question"]: row for row in rng.sample(fit, min(each, len(fit)))}
+    found = list(chosen.values())
+    rng.shuffle(found)
+    return found
 
 
 def main(data: Path, made: Path, out: Path) -> dict[str, int]:
@@ -155,9 +159,10 @@ def main(data: Path, made: Path, out: Path) -> dict[str, int]:
         "shopping": [row for row in shops if is_held(row["question"])],
         "births": list(births(rng, [one for one in known if is_held(one[0])])),
     }
+    asked = {row["question"] for rows in held.values() for row in rows}  # the leaderboard has some twice
     return {
-        "train": write(out / "train.jsonl", mixed(train, EACH_TRAIN, rng)),
-        "eval": write(out / "eval.jsonl", mixed(held, EACH_EVAL, rng)),
+        "train": write(out / "train.jsonl", mixed(train, EACH_TRAIN, rng, asked)),
+        "eval": write(out / "eval.jsonl", mixed(held, EACH_EVAL, rng, set())),
     }
 
 
