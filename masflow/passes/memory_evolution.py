@@ -26,7 +26,8 @@ __all__ = ["MemoryEvolution"]
 class MemoryEvolution(Spec):
     """Give every role a memory of its own, or several roles one together.
 
-    A record is a situation (the prompt without memory) and a strategy (the reply). Before a role speaks, the
+    A record is a situation (the prompt without memory) and a strategy (the reply; of a role that calls tools
+    its calls, too). Before a role speaks, the
     most similar records stand in `memory`, a list of `{situation, strategy, score}` that its prompt may use;
     a prompt that doesn't is given them at the end of its system message. Records of the same task (equal
     visible fields) are never recalled, and nothing of an evaluation split is kept.

@@ -22,7 +22,7 @@ from masflow.memory.store import MemoryDb
 from masflow.rl.groups import training_policy
 from masflow.runtime import checkpoints
 from masflow.runtime.reminding import clean
-from masflow.trace import Scored
+from masflow.trace import Scored, Turn
 
 __all__ = ["FILE", "Memories", "remembered", "view_of"]
 
@@ -142,13 +142,15 @@ def experiences(
     """(store, what it learns from) of each final turn of a role with a memory.
 
     A turn counts that no outcome keeps from training, and whose named rewards are all known; those that don't
-    reach it are left aside.
+    reach it are left aside. A role that calls tools is remembered by its calls and the reply that ends them.
     """
     for one in played:
         trajectory = one.trajectory
         policy = training_policy(plan.graph.outcomes, trajectory)
         task = key_of(plan, trajectory.task)
+        visits: dict[Any, list[Turn]] = {}
         for turn in trajectory.turns:
+            visits.setdefault((turn.path[:-1], turn.path[-1][:4]), []).append(turn)
             found = trajectory.recalled.get(turn.id)
             paid = one.components.get(turn.id, {})
             values = [paid[name] for name in rewards if name in paid]
@@ -157,7 +159,8 @@ def experiences(
                 continue
             if not known or len(known) < len(values):
                 continue
-            texts = (clean(found.situation), clean(turn.text))
+            said = [one.text for one in visits[turn.path[:-1], turn.path[-1][:4]] if one.ok]
+            texts = (clean(found.situation), clean("\n".join(said)))
             is_whole = turn.ok and turn.outcome == "ok"
             yield found.store, Experience(turn.id, *texts, fmean(known), task, found.records, is_whole)
 

@@ -80,9 +80,15 @@ def offered(role: RoleIR, tools: dict[str, ToolIR]) -> dict[str, dict[str, Type]
 
 
 def _parameters(tool: ToolIR) -> dict[str, Type]:
-    """Types by parameter; one that the function doesn't require may be left out."""
-    required = tool.function.required if tool.function.params else tuple(tool.parameters)
-    return {name: t if name in required else replace(t, nullable=True) for name, t in tool.parameters.items()}
+    """Types by parameter; one that the function doesn't require may be left out, no other one, whatever its
+    type."""
+    function = tool.function
+    required = function.required if function.params else tuple(tool.parameters)
+    found = {}
+    for name, type_ in tool.parameters.items():
+        may_be_null = name not in required or (type_.nullable and type_.kind != "any")
+        found[name] = replace(type_, nullable=may_be_null)
+    return found
 
 
 def pushes(role: RoleIR) -> tuple[str, ...]:

@@ -86,6 +86,31 @@ def test_a_call_that_passes_it_all_the_same_is_malformed(compiled, played):
     assert found.effects == ()
 
 
+ANY = """
+name: tiny
+tools: {tell: {use: "fns.py:tell"}}
+roles: {talker: {prompt: "say so", tools: [tell], max_calls: 2}}
+nodes: {say: {role: talker}}
+edges: [start -> say -> end]
+"""
+
+
+def test_a_parameter_of_any_type_must_be_passed_unless_it_has_a_default(played):
+    fns = {"fns.py": "def tell(what: dict, how=None):\n    return [what, how]\n"}
+    told: list = []
+
+    def say(request):
+        told.append(request)
+        return [call("tell", what={"a": 1}), "so"][len(told) - 1]
+
+    found = played(ANY, {"talker": say}, {}, fns)
+    assert [effect.value for effect in found.effects] == [[{"a": 1}, None]]
+    schema = told[0].messages[0].content
+    assert '"required": ["what"]' in schema
+    broken = played(ANY, {"talker": [call("tell", how=1)]}, {}, fns)
+    assert not broken.turns[0].ok and "what" in broken.turns[0].detail and broken.effects == ()
+
+
 def test_a_node_passes_the_rest_and_states_are_rebuilt_with_what_is_bound(played):
     found = played(NODE, {}, GIVEN, {"fns.py": FNS})
     assert found.output == {"answer": "3 in pounds", "times": 2}

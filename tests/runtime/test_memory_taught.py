@@ -13,13 +13,13 @@ import pytest
 from masflow.compiler import compile_experiment
 from masflow.compiler.explain import explain
 from masflow.compiler.plan import Plan
-from masflow.memory.records import Record, task_key
+from masflow.memory.records import Memory, Record, task_key
 from masflow.memory.store import MemoryDb
 from masflow.models.scripted import ScriptedEngine
 from masflow.rl.score import score
 from masflow.runtime.controller import train
 from masflow.runtime.episodes import play
-from masflow.runtime.memories import Memories
+from masflow.runtime.memories import Memories, experiences, snapshot_of
 from masflow.runtime.player import Player
 from masflow.runtime.rundir import Interrupted, StopFlag
 from masflow.runtime.supervised import _demonstrated, demonstrations, is_reminded
@@ -148,6 +148,31 @@ def test_a_run_begins_with_it_resumes_with_it_and_its_checkpoints_know_it(toy: T
         sorted((tmp_path / out / "checkpoints").rglob("*.safetensors"))[-1] for out in ("whole", "run")
     ]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+REACT = """
+    name: react
+    task: {n: int}
+    tools: {double: {use: "fns.py:double"}}
+    roles: {a: {prompt: "twice {{ n }}", tools: [double]}}
+    nodes: {ask: {role: a}}
+    edges: [start -> ask -> end]
+    rewards: [{name: form, use: well_formed, level: turn}]
+"""
+
+
+def test_what_a_role_with_tools_did_is_remembered_with_its_calls(compiled: Callable[..., Plan]):
+    plan = compiled(REACT, {"fns.py": "def double(n: int):\n    return 2 * n\n"})
+    call = '<tool_call>{"name": "double", "arguments": {"n": 4}}</tool_call>'
+    lines = {False: call, True: "eight"}
+    view = snapshot_of({"stores": {"a": ["a"]}, "recall": 1}, {"a": Memory("a")}, frozenset())
+    player = Player(plan, memory=view)
+    state = player.start({"n": 4}, EpisodeKey(0, "train", 1, 0, "task", 0))
+    script = ScriptedEngine({"a": lambda request: lines[request.messages[-1].role == "tool"]})
+    played = score(plan, play(player, [state], script.generate))
+    [(store, one)] = experiences(plan, ["form"], played)
+    assert (store, one.situation, one.strategy) == ("a", "twice 4", f"{call}\neight")
+    view.close()
 
 
 def test_without_demonstrations_the_warm_start_is_what_it_was(toy: Toy, tmp_path: Path):
