@@ -5,15 +5,19 @@ Knows neither files nor policies.
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from masflow.errors import RunError
 
-__all__ = ["SMALL", "dtype_of", "four_bits", "hold_in"]
+__all__ = ["SMALL", "dtype_of", "four_bits", "hold_in", "slow_halves"]
 
+HALVES = re.compile(r"\b(avx512_bf16|amx_bf16|bf16)\b")
+"""Flags of CPUs that multiply bfloat16."""
 SMALL = 5_000_000
 """Parameters below which half precision loses more than it gains (measured)."""
 
@@ -35,6 +39,16 @@ def dtype_of(asked: str, train: str, num_parameters: int, device_type: str) -> t
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[asked]
     is_kept = train != "full" and num_parameters >= SMALL and device_type != "cpu"
     return torch.bfloat16 if is_kept else torch.float32
+
+
+def slow_halves(dtype: torch.dtype, device_type: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """A note where weights are bfloat16 on a CPU that has no instructions for it, and works each product out
+    in float32 piece by piece: a training step of SmolLM2-135M took ten times as long there (measured)."""
+    if dtype != torch.bfloat16 or device_type != "cpu" or not cpuinfo.is_file():
+        return []
+    if HALVES.search(cpuinfo.read_text(encoding="utf-8", errors="replace")):
+        return []
+    return ["bfloat16 is slow on this CPU, which has no instructions for it; 'dtype: auto' takes float32"]
 
 
 def hold_in(model: Any, dtype: torch.dtype) -> Any:

@@ -26,6 +26,7 @@ from masflow.models.engine import Reply, Request
 from masflow.models.experience import Experience, Row
 from masflow.models.packs import budget_of
 from masflow.models.policies import Policies
+from masflow.models.precision import slow_halves
 from masflow.models.publishing import PROBE_TOKENS, Payload, Probe
 from masflow.models.ranks import Ranks, free_address
 from masflow.models.speaking import ModuleSpeaker, Speaker
@@ -389,7 +390,11 @@ class Worker:
             "context": self.base.context,
             "vocabulary": len(self.base.tokenizer),
             **({"critics": self.critics.describe()} if self.critics else {}),
-            "notes": [*self.tokens.chat.notes, *self.trainer.notes],
+            "notes": [
+                *self.tokens.chat.notes,
+                *self.trainer.notes,
+                *slow_halves(self.base.model.dtype, self.backbone.device.type),
+            ],
         }
 
 

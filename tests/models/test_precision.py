@@ -19,7 +19,7 @@ from masflow.models.decoding import Job, decode
 from masflow.models.engine import SamplingParams
 from masflow.models.experience import Row
 from masflow.models.policies import Policies
-from masflow.models.precision import dtype_of
+from masflow.models.precision import dtype_of, slow_halves
 from masflow.models.trainer import Trainer
 from masflow.spec.mapping import ConfigBase, Lora, Optimizer
 
@@ -120,3 +120,23 @@ def test_in_half_precision_positions_are_encoded_as_the_library_does(folder: str
     ids = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():
         assert torch.equal(ours(input_ids=ids).logits, theirs(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "flags", "said"),
+    [
+        (HALF, "cpu", "fpu avx2 avx512f", 1),
+        (HALF, "cpu", "fpu avx512_bf16 avx512f", 0),
+        (HALF, "cpu", "fpu amx_bf16", 0),
+        (HALF, "cpu", "asimd bf16 i8mm", 0),
+        (HALF, "cuda", "fpu", 0),
+        (SINGLE, "cpu", "fpu", 0),
+    ],
+)
+def test_bfloat16_on_a_cpu_without_instructions_for_it_is_noted(
+    tmp_path: Path, dtype: torch.dtype, device: str, flags: str, said: int
+):
+    (tmp_path / "cpuinfo").write_text(f"processor: 0\nflags : {flags}\n")
+    notes = slow_halves(dtype, device, tmp_path / "cpuinfo")
+    assert len(notes) == said and all("dtype: auto" in note for note in notes)
+    assert slow_halves(dtype, device, tmp_path / "nowhere") == []
