@@ -63,7 +63,9 @@ def check(plan: Plan, number: int, **settings: Any) -> int:
     return len(found.continuations)
 
 
-@pytest.mark.parametrize("settings", [{}, {"continuations": 2}, {"credit": "splice"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"continuations": 2}, {"credit": "splice"}, {"credit": "fixed_suffix"}]
+)
 @pytest.mark.parametrize("tool", [COUNT, REPLAYED], ids=["forked", "rebuilt"])
 def test_loops_items_copies_tools_conversations_and_teams(
     compiled: Compile, tool: str, settings: dict[str, Any]

@@ -70,6 +70,10 @@ def test_the_decisive_node_is_found_and_plain_variance_takes_an_early_one(compil
         if corrected:
             averages = {n: sum(v for v in each if v is not None) / len(each) for n, each in means.items()}
             assert averages == {"n0": pytest.approx(0.01, abs=0.015), "n3": pytest.approx(0.25, abs=0.03)}
+            # the same draws: at n1, which decides nothing, luck is worth 0.25 / 4 without the correction
+            lucky = choose(batch.groups, credited.entrants, 1, corrected=False)
+            early = [[o.benefit or 0.0 for o in all_ if o.node == "n1"] for all_ in (found, lucky)]
+            assert [sum(each) / len(each) for each in early] == pytest.approx([0.0, 0.0625], abs=0.015)
     assert taken[True]["n3"] >= 54
     assert taken[False]["n3"] < 20 and taken[False]["n0"] + taken[False]["n1"] + taken[False]["n2"] > 40
 
