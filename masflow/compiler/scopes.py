@@ -281,24 +281,16 @@ class CallScope:
 
 
 @dataclass(frozen=True)
-class BindScope:
+class BindScope(CallScope):
     """What a tool may bind: the task's fields, hidden ones too, and `params`."""
-
-    names: GraphNames
-
-    def container(self, name: str) -> str:
-        return CONTAINERS.get(name, "") if name in ("task", "params") else ""
-
-    def known(self, container: str = "") -> Iterable[str]:
-        return self._inner.known(container) if container else [*self.names.task, "params", "task"]
 
     @property
     def _inner(self) -> NodeScope:
         return NodeScope(self.names, END, shows_hidden=True)
 
     def find(self, name: str, entry: str | None = None) -> Found | None:
-        seen = entry is not None or name in ("task", "params") or name in self.names.task
-        return self._inner.find(name, entry) if seen else None
+        is_known = entry is not None or name in ("task", "params") or name in self.names.task
+        return self._inner.find(name, entry) if is_known else None
 
 
 @dataclass(frozen=True)
