@@ -142,6 +142,7 @@ class Snapshot:
             held_out: tasks (`task_key`) whose records are never given away, should there be any.
         """
         self._store_of, self._recall = dict(store_of), recall
+        self._known: dict[tuple[str, str, str], list[Record]] = {}
         self._index = {
             name: Index(record for record in memory.records if record.task not in held_out)
             for name, memory in memories.items()
@@ -163,7 +164,10 @@ class Snapshot:
             task: `task_key` of the episode's task.
         """
         store = self._store_of[role]
-        index = self._index.get(store)
-        found = index.nearest(situation, self._recall, task) if index is not None else []
-        records = [record for record, _ in found]
-        return Recalled(store, situation, tuple(record.id for record in records)), records
+        asked = (store, situation, task)
+        records = self._known.get(asked)
+        if records is None:  # siblings, and what is played behind them, ask the same again and again
+            index = self._index.get(store)
+            found = index.nearest(situation, self._recall, task) if index is not None else []
+            records = self._known[asked] = [record for record, _ in found]
+        return Recalled(store, situation, tuple(record.id for record in records)), list(records)

@@ -110,3 +110,22 @@ def test_a_view_of_a_step_doesnt_change_with_its_store(snapshot: Callable[..., S
     first = view.recall("solver", "add 3 and 9", "a")
     stores["solver"] = memory("add 3 and 9", "add 3 and 9")
     assert view.recall("solver", "add 3 and 9", "b") == first  # a sibling
+
+
+def test_the_same_question_is_looked_up_once_in_a_step_and_answered_alike(
+    snapshot: Callable[..., Snapshot], monkeypatch: pytest.MonkeyPatch
+):
+    view, asked, nearest = snapshot(*SUMS), [], Index.nearest
+
+    def counted(self: Index, *args: object) -> list[tuple[Record, float]]:
+        asked.append(args)
+        return nearest(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Index, "nearest", counted)
+    first = view.recall("solver", "add 3 and 5", "mine")
+    first[1].clear()  # whoever got it may do with it what he likes
+    again = view.recall("solver", "add 3 and 5", "mine")
+    assert len(asked) == 1 and again[0] == first[0] and [r.id for r in again[1]] == [1, 2]
+    other = view.recall("solver", "add 3 and 5", "task1")  # another task may not be reminded of itself
+    assert len(asked) == 2 and 1 not in [r.id for r in other[1]]
+    view.close()
