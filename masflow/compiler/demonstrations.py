@@ -12,7 +12,7 @@ from masflow.compiler.graph import Graph
 from masflow.compiler.plan import SourceIR
 from masflow.compiler.rows import MAX_REPORTED, checked_rows, data_problem, field_problem, glance
 from masflow.errors import Problem, closest
-from masflow.spec.types import unwritable
+from masflow.spec.types import MAX_LEVELS, is_easy, unwritable
 
 __all__ = ["demonstration_problems"]
 
@@ -45,7 +45,8 @@ def demonstration_problems(
 
 
 def _is_plain(row: dict[str, Any], kinds: dict[str, str], right: Callable[[dict[str, Any]], bool]) -> bool:
-    """A right task, and turns of a known node and a reply in ASCII, as nearly all are: seen at a glance."""
+    """A right task, and turns of a known node with a reply in ASCII or a plain value, as nearly all are: seen
+    at a glance."""
     task, turns = row.get("task"), row.get("turns")
     if type(task) is not dict or type(turns) is not list or not right(task):
         return False
@@ -53,7 +54,12 @@ def _is_plain(row: dict[str, Any], kinds: dict[str, str], right: Callable[[dict[
         if type(turn) is not dict or len(turn) != 2:
             return False
         node, reply = turn.get("node"), turn.get("reply")
-        if type(node) is not str or node not in kinds or type(reply) is not str or not reply.isascii():
+        if type(node) is not str or node not in kinds:
+            return False
+        if type(reply) is str:
+            if not reply.isascii():
+                return False
+        elif kinds[node] == "role" or not is_easy(turn.get("value"), MAX_LEVELS):
             return False
     return True
 
