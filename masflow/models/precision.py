@@ -43,7 +43,8 @@ def dtype_of(asked: str, train: str, num_parameters: int, device_type: str) -> t
 
 def slow_halves(dtype: torch.dtype, device_type: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """A note where weights are bfloat16 on a CPU that has no instructions for it, and works each product out
-    in float32 piece by piece: a training step of SmolLM2-135M took ten times as long there (measured)."""
+    in float32 piece by piece: a warm-start step of SmolLM2-135M took minutes there, and 50 s in float32
+    (seen once on a busy machine, not measured in pairs)."""
     if dtype != torch.bfloat16 or device_type != "cpu" or not cpuinfo.is_file():
         return []
     if HALVES.search(cpuinfo.read_text(encoding="utf-8", errors="replace")):

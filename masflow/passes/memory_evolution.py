@@ -27,16 +27,15 @@ class MemoryEvolution(Spec):
     """Give every role a memory of its own, or several roles one together.
 
     A record is a situation (the prompt without memory) and a strategy (the reply; of a role that calls tools
-    its calls, too). Before a role speaks, the
-    most similar records stand in `memory`, a list of `{situation, strategy, score}` that its prompt may use;
-    a prompt that doesn't is given them at the end of its system message. Records of the same task (equal
-    visible fields) are never recalled, and nothing of an evaluation split is kept.
+    its calls, too). Before a role speaks, the most similar records stand in `memory`, a list of `{situation,
+    strategy, score}` that its prompt may use; a prompt that doesn't is given them at the end of its system
+    message. Records of the same task (equal visible fields) are never recalled, and nothing of an evaluation
+    split is kept.
 
     Where the experiment has a `warm_start`, its demonstrations come first (`demonstrations`): their turns are
     paid and evolve the empty memory as those of a step 0 (where all are paid the same, all of them are good),
-    and every second demonstration, drawn by the seed,
-    is taught with what this memory recalls in its prompts, the others without, as a memory may know nothing.
-    So a role has seen such prompts before it learns from rewards. (JoyAgents-R1 fine-tunes with memory in the
+    and every second demonstration, drawn by the seed, is taught with what this memory recalls in its prompts,
+    the others without, as a memory may know nothing. So a role has seen such prompts before it learns from rewards. (JoyAgents-R1 fine-tunes with memory in the
     prompts; what is in it then, and how often, is ours.) A run that starts from another one's weights
     (`init`) begins with these records, too, and with nothing of that run's memory.
 
