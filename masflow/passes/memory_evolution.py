@@ -35,9 +35,10 @@ class MemoryEvolution(Spec):
     Where the experiment has a `warm_start`, its demonstrations come first (`demonstrations`): their turns are
     paid and evolve the empty memory as those of a step 0 (where all are paid the same, all of them are good),
     and every second demonstration, drawn by the seed, is taught with what this memory recalls in its prompts,
-    the others without, as a memory may know nothing. So a role has seen such prompts before it learns from rewards. (JoyAgents-R1 fine-tunes with memory in the
-    prompts; what is in it then, and how often, is ours.) A run that starts from another one's weights
-    (`init`) begins with these records, too, and with nothing of that run's memory.
+    the others without, as a memory may know nothing. So a role has seen such prompts before it learns from
+    rewards. (JoyAgents-R1 fine-tunes with memory in the prompts; what is in it then, and how often, is ours.)
+    A run that starts from another one's weights (`init`) begins with these records, too, and with nothing of
+    that run's memory.
 
         passes:
           - memory_evolution: {rewards: [correct, well_formed], capacity: 512}

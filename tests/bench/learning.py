@@ -91,8 +91,8 @@ def algorithms(seeds: Sequence[int], only: Sequence[str]) -> list[Job]:
 
 
 def smollm2(seeds: Sequence[int], only: Sequence[str]) -> list[Job]:
-    """Ten of the example's 80 steps, in float32 on a CPU; not measured yet: a seed may take most of an hour of
-    two cores."""
+    """Ten of the example's 80 steps, in float32 on a CPU; not measured yet: a seed may take most of an hour
+    of two cores."""
     words = (
         "--set",
         "train.steps=10",
